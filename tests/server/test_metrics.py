@@ -172,6 +172,20 @@ class Rig:
         for ticket in tickets:
             assert (await ticket.outcome).status is Status.DONE
 
+    async def guarded(self) -> None:
+        """Two run, a promise waits, then come two with earlier deadlines: `edf` would start both before it."""
+        running = [self.submit(uid, 150, slo_s=6) for uid in ("before 0", "before 1")]
+        self.submit("promised later", 150, slo_s=7, terms=Terms(on_miss=OnMiss.REJECT))
+        for uid in ("earlier 0", "earlier 1"):
+            self.submit(uid, 100, slo_s=6.2)
+        await until(lambda: self.engine.usage().guard.starts_vetoed > 0)
+        await self.read()
+        for ticket in running:
+            assert (await ticket.outcome).status is Status.DONE
+        for uid in ("promised later", "earlier 0", "earlier 1"):
+            self.engine.cancel(uid, "seen enough")
+        await until(lambda: not any(device.works for device in self.engine._controller.tracker.devices))
+
     async def cancelled(self) -> None:
         ticket = self.submit("unwanted", 200, slo_s=60)
         await until(lambda: ticket.steps_done > 0)
@@ -227,6 +241,7 @@ class Rig:
         await self.remembered()
         await self.done()
         await self.crowded()
+        await self.guarded()
         await self.cancelled()
         ballast = bytearray(os.urandom(1 << 24))
         await self.lost()
@@ -294,15 +309,16 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
         keys = samples(last).items()
         return sum(number for (found, pairs), number in keys if found == name and labels.items() <= set(pairs))
 
-    outcomes = {"done": 7, "failed": 2, "cancelled": 1, "rejected": 1}
+    outcomes = {"done": 9, "failed": 2, "cancelled": 4, "rejected": 1}
     assert {name: now("tilework_requests_total", outcome=name) for name in outcomes} == outcomes
     assert now("tilework_requests_total", **{"class": "interactive", "outcome": "done"}) == 1
     assert now("tilework_refusals_total", reason="deadline_unreachable") == now("tilework_refusals_total") == 1
-    assert now("tilework_deadlines_total", result="on_time", size="256x256") == 3
+    assert now("tilework_deadlines_total", result="on_time", size="256x256") == 5
     assert now("tilework_deadlines_total", result="late") == 2, "the late one and the failed one"
     assert [now("tilework_promises_total", result=name) for name in ("kept", "broken")] == [1, 1]
+    assert now("tilework_promise_interventions", kind="start_vetoed") >= 1
     assert now("tilework_slack_seconds_bucket", le="0.0") == 1
-    assert now("tilework_slack_seconds_count") == 4
+    assert now("tilework_slack_seconds_count") == 6
     assert now("tilework_previews_total") == 3
     assert now("tilework_device_losses_total") == 2
     assert now("tilework_stuck_works_total") == now("tilework_log_losses_total") == 1
