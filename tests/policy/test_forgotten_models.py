@@ -23,7 +23,7 @@ from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.interfaces import NeedsFuture
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import OnMiss, Request, Status
-from tilework.core.time import ns_from_s
+from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.policy.registry import make_policy, policy_names
 
@@ -239,3 +239,16 @@ def test_a_model_whose_stages_change_is_another(policy: str) -> None:
     last = mix(GONE, 200, 12, 1)
     changed.play(last)
     assert_ended(changed, last)
+
+
+@pytest.mark.parametrize("before", quick([2], [1, 2, 3, 6, 12, 20]))
+@pytest.mark.parametrize("policy", MANY)
+def test_a_model_goes_after_a_lora_of_another_that_was_used(policy: str, before: int) -> None:
+    devices = begun(policy, has_limit=True)
+    devices.serve(first(GONE))
+    devices.play([replace(one, loras=(UsedLora("ink", 0.5),)) for one in mix(STAYS, 0, before)])
+    devices.serve(replace(first(STAYS), loras={}))
+    devices.remove(GONE)
+    requests = mix(STAYS, devices.now_ns / NS_PER_S, 12, 1)
+    devices.play(requests)
+    assert_ended(devices, requests)

@@ -141,6 +141,7 @@ class Orchestration:
         if have_changed and self._now is not None:
             self._derive(costs, "devices have joined or were lost", self._left_to_start(view, tasks), now_ns)
         elif self._is_first_due(now_ns):
+            self.monitor.forget_unknown(costs)
             self.monitor.set_window(self.profiles, costs)
             num = "the declared mix" if self.declared else f"{self.monitor.num_seen} requests"
             self._derive(costs, f"the first placement, for {num}", self._left_to_start(view, tasks), now_ns)
@@ -186,6 +187,7 @@ class Orchestration:
         state = self.monitor.num_classes_seen, self.layout, self.profiles.version
         if self._checked != state:
             self._checked = state
+            self.monitor.forget_unknown(costs)
             classes = self.monitor.classes().items()
             self._nowhere = {key for key, (one, _) in classes if not self._can_run(one, costs)}
         self._has_stuck = False
