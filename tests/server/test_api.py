@@ -278,7 +278,7 @@ def test_a_deadline_that_is_too_short_alone_is_not_worth_a_retry(server: Served)
             prompt="x", extra_body={"slo_s": 1, "on_miss": "drop"}
         )
     assert (caught.value.code, caught.value.param) == ("deadline_unreachable", "slo_s")
-    message = "slo_s = 1.0 is not accepted. It cannot be met: too much is ahead. Use 3.25"
+    message = "slo_s = 1.0 is not accepted. It cannot be met: too much is ahead. Use slo_s = 3.25"
     error = caught.value.response.json()["error"]
     assert error["message"].startswith(message)
     assert (error["uid"].rpartition("-")[2], error["slo_s"], error["slo_source"]) == ("0", 1.0, "request")

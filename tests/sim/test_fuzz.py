@@ -363,9 +363,16 @@ def test_the_command_reports_its_counts() -> None:
     document = json.loads(text)
     assert code == 0
     assert (document["seeds"], document["violations"], document["simulated"]) == (4, [], True)
-    assert document["events"] == sum(run_seed(seed).num_events for seed in range(4))
-    code, text = tilework("--seeds", "2", "--first", "10", "--processes", "2")
+    results = [run_seed(seed) for seed in range(4)]
+    assert document["events"] == sum(one.num_events for one in results)
+    assert document["promises"] == {
+        "accepted": sum(one.num_promised for one in results),
+        "kept": sum(one.num_kept for one in results),
+    }
+    assert document["promises"]["accepted"] > 0
+    code, text = tilework("--seeds", "2", "--first", "10", "--processes", "2", "--faultless")
     assert code == 0
+    assert re.search(r"promises: (\d+) of \1 kept", text)
     assert "seeds 10 to 11" in text
     assert "No invariant was violated" in text
 

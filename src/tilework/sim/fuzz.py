@@ -33,7 +33,8 @@ T = TypeVar("T")
 class ScenarioResult:
     """The result of a scenario. `violation` and `where` are empty if all invariants held.
 
-    `fault_counts` is how often each fault happened; `endings` counts requests by how they ended.
+    `fault_counts` is how often each fault happened; `endings` counts requests by how they ended. `num_promised` were
+    accepted as promises and not cancelled, `num_kept` of them done in time.
     """
 
     seed: int
@@ -42,6 +43,8 @@ class ScenarioResult:
     where: str = ""
     fault_counts: Mapping[str, int] = field(default_factory=dict)
     endings: Mapping[str, int] = field(default_factory=dict)
+    num_promised: int = 0
+    num_kept: int = 0
 
 
 def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResult:
@@ -70,7 +73,15 @@ def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResul
             seed=one.seed, num_events=num_events, violation=violation, where=where, fault_counts=simulation.fault_counts
         )
     endings = Counter(ending.status.value for ending in trace.endings)
-    return ScenarioResult(seed=one.seed, num_events=num_events, fault_counts=simulation.fault_counts, endings=endings)
+    promised = [one for one in trace.endings if one.was_promised]
+    return ScenarioResult(
+        seed=one.seed,
+        num_events=num_events,
+        fault_counts=simulation.fault_counts,
+        endings=endings,
+        num_promised=len(promised),
+        num_kept=sum(ending.on_time for ending in promised),
+    )
 
 
 def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> Scenario:

@@ -31,6 +31,11 @@ class Ending:
         return self.status is Status.DONE and (deadline_ns is None or self.finish_ns <= deadline_ns)
 
     @property
+    def was_promised(self) -> bool:
+        """Whether it was accepted as a promise, which no client took back."""
+        return self.request.is_promise and self.job_id is not None and self.status is not Status.CANCELLED
+
+    @property
     def latency_ns(self) -> int:
         return self.finish_ns - self.request.arrival_ns
 

@@ -22,6 +22,8 @@ class Tally:
     seconds: float = 0.0
     fault_counts: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
+    num_promised: int = 0
+    num_kept: int = 0
     bad: list[ScenarioResult] = field(default_factory=list)
 
     def add(self, verdict: ScenarioResult) -> None:
@@ -29,6 +31,8 @@ class Tally:
         self.num_events += verdict.num_events
         self.fault_counts.update(verdict.fault_counts)
         self.endings.update(verdict.endings)
+        self.num_promised += verdict.num_promised
+        self.num_kept += verdict.num_kept
         if verdict.violation:
             self.bad.append(verdict)
 
@@ -40,6 +44,7 @@ class Tally:
             "events": self.num_events,
             "seconds": round(self.seconds, 3),
             "requests": self.endings,
+            "promises": {"accepted": self.num_promised, "kept": self.num_kept},
             "faults": self.fault_counts,
             "violations": [{"seed": bad.seed, "where": bad.where, "violation": bad.violation} for bad in self.bad],
             "commands": commands,
@@ -47,11 +52,13 @@ class Tally:
 
 
 def print_tally(tally: Tally) -> None:
-    """How requests ended and how often each fault happened, a line each."""
+    """How requests ended, how many promises were kept, and how often each fault happened, a line each."""
     for title, counts in (("requests", tally.endings), ("faults", tally.fault_counts)):
         if counts:
             listed = ", ".join(f"{number} {name}" for name, number in counts.most_common())
             out.print(f"{title}: {listed}", soft_wrap=True)
+        if title == "requests" and tally.num_promised:
+            out.print(f"promises: {tally.num_kept} of {tally.num_promised} kept")
 
 
 def print_many(tally: Tally, first: int, failures: list[tuple[ScenarioResult, str]]) -> None:

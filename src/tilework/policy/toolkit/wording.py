@@ -12,8 +12,9 @@ def explain(job: JobView, verb: str, now_ns: int) -> str:
         return f"{verb}; no deadline"
     if job.dropped_to_best_effort:
         return f"{verb}; it cannot be on time any more"
-    due_s = s_from_ns(job.request.deadline_ns - now_ns)
-    return f"{verb}; due in {due_s:.2f} s, needs {needs(job.demand)}"
+    left_s = s_from_ns(job.request.deadline_ns - now_ns)
+    due = f"due in {left_s:.2f} s" if left_s >= 0 else f"{-left_s:.2f} s late already"
+    return f"{verb}; {due}, needs {needs(job.demand)}"
 
 
 def needs(demand: Demand) -> str:

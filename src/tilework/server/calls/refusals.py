@@ -131,7 +131,7 @@ def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallErro
     """The error for a deadline that could not be met even if nothing else ran, so that a retry is of no use."""
     assert refusal.earliest_ns is not None
     field, earliest = deadline.field, deadline.moved(_ceil_ms(refusal.earliest_ns - arrival_ns))
-    remedy = f'It cannot be met: {refusal.reason}. Use {shown(earliest)} or later, or on_miss "best_effort".'
+    remedy = f'It cannot be met: {refusal.reason}. Use {field} = {shown(earliest)} or later, or on_miss "best_effort".'
     error = invalid(field, deadline.value, remedy, code=refusal.code.value)
     error.details |= {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source}
     return error
