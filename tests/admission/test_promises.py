@@ -9,11 +9,13 @@ import pytest
 
 from builders import only, promise, request, shipped, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Accept, Reject, Stop
-from tilework.core.events import DeviceJoined, Restored, Submitted, WorkFinished
+from tilework.core.actions import Accept, Action, HoldBack, Reject, Stop
+from tilework.core.events import DeviceJoined, Event, Restored, Submitted, WorkFinished
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
 
 FLUX = shipped("flux1dev_h100_eager")
 _ENCODE_NS = 10 * NS_PER_MS
@@ -71,6 +73,36 @@ def test_a_promised_run_that_has_no_time_left_does_not_give_way() -> None:
     ).endings
     assert large.on_time
     assert not all(one.on_time for one in others)
+
+
+# What is held back for a promise is said, once.
+
+
+def told(requests: list[Request], policy: str, costs: CostTable) -> dict[str, list[HoldBack]]:
+    """What was said to be held back, by request, on one device."""
+    uids, found = dict[int, str](), dict[str, list[HoldBack]]()
+
+    def note(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        uids.update({one.job_id: one.uid for one in only(Accept, actions)})
+        for one in only(HoldBack, actions):
+            found.setdefault(uids[one.job_id], []).append(one)
+
+    Simulation(ControllerConfig(policy=policy), costs, SimConfig(num_devices=1)).run(requests, (), note)
+    return found
+
+
+def test_a_start_that_is_held_back_is_said_once() -> None:
+    """By its deadline the other one would be first, and the promise broken; it is asked for at every arrival."""
+    others = [request(str(index), 1.0 + index / 10, steps=1, slo_s=20) for index in range(8)]
+    first, last = request("first", steps=20, slo_s=3), promise("promised", 0.1, slo_s=4.5, steps=20)
+    found = told([first, last, request("earlier", 0.2, steps=10, slo_s=4.2), *others], "edf", table())
+    assert found == {"earlier": [HoldBack(2, is_start=True)]}
+
+
+def test_a_stop_that_is_held_back_is_said() -> None:
+    large, small = picture("large", 0.0, 2048, 24.5, OnMiss.REJECT), picture("small", 1.0, 512, 3.0)
+    found = told([large, small], "tilework", FLUX)
+    assert found["large"] == [HoldBack(0, is_start=False)]
 
 
 # A step that begins when the stop is told is not over.

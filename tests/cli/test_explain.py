@@ -33,6 +33,7 @@ from tilework.core.actions import (
     DropState,
     DropToBestEffort,
     Finish,
+    HoldBack,
     MoveState,
     Reject,
     RunWork,
@@ -104,6 +105,8 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
             "dropped to best effort",
             "dropped to best effort, after those that can still be on time: 0.02 s late even on 8 devices",
         ),
+        (HoldBack(5, is_start=True), "held back", "waits: to start it now could break a promise"),
+        (HoldBack(5, is_start=False), "held back", "runs on: to stop it now could break a promise"),
         (
             Finish(5, "img-1", Status.FAILED, "out of memory"),
             "finished",
@@ -263,7 +266,10 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     kept = sum(e.request.is_promise for e in done)
     assert summary["promises"] == {"kept": kept, "broken": 0} == {"kept": 1, "broken": 0}
     assert summary["starts_forced"] == 0
-    assert f"promises: 1 kept, 0 broken; 0 of {summary['works']} runs were started by the guard for them\n" in text
+    held = sum(isinstance(action, HoldBack) for past in mixed.history.requests for _, action in past.actions)
+    assert summary["held_back"] == held
+    forced = f"0 of {summary['works']} runs were started by the guard for them"
+    assert f"promises: 1 kept, 0 broken; {forced}; {held} starts and stops were held back\n" in text
     later = "later" if middle >= 0 else "earlier"
     assert (
         f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than predicted in the median" in text

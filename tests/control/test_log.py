@@ -352,7 +352,7 @@ def header_without(*keys: str, **changes: Any) -> str:
         ("{}", "line 1 is not the header of a log; give"),
         (
             header_without(tilework_log=1),
-            "line 1 is the header of a log of format 1, and this Tilework reads format 21",
+            "line 1 is the header of a log of format 1, and this Tilework reads format 22",
         ),
         (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),

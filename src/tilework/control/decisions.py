@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop, UseCache
+from tilework.core.actions import (
+    Accept,
+    Action,
+    DropToBestEffort,
+    Finish,
+    HoldBack,
+    MoveState,
+    Reject,
+    RunWork,
+    Stop,
+    UseCache,
+)
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Group, Work
@@ -24,6 +35,7 @@ class DecisionKind(StrEnum):
     STOPPED = "stopped"
     DROPPED = "dropped to best effort"
     CACHED = "turned to its cache"
+    HELD_BACK = "held back"
     FINISHED = "finished"
 
 
@@ -84,6 +96,10 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
         case DropToBestEffort(late_id, why):
             kind, job_ids = DecisionKind.DROPPED, (late_id,)
             text = f"dropped to best effort, after those that can still be on time{_because(why)}"
+        case HoldBack(held_id, is_start):
+            kind, job_ids = DecisionKind.HELD_BACK, (held_id,)
+            what, whether = ("waits", "start") if is_start else ("runs on", "stop")
+            text = f"{what}: to {whether} it now could break a promise"
         case UseCache(cached_id, _, why):
             kind, job_ids = DecisionKind.CACHED, (cached_id,)
             text = f"its further steps use the cache {request.cache or request.spare_cache}{_because(why)}"

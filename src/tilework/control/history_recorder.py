@@ -22,6 +22,7 @@ from tilework.core.actions import (
     Action,
     DropToBestEffort,
     Finish,
+    HoldBack,
     LoadComponents,
     MoveState,
     Place,
@@ -229,7 +230,7 @@ class HistoryRecorder:
                 self._requests[uid] = replace(self._requests[uid], request=request)
                 self._jobs[job_id] = request
                 self._add_action(uid, action)
-            case MoveState(job_id) | DropToBestEffort(job_id):
+            case MoveState(job_id) | DropToBestEffort(job_id) | HoldBack(job_id):
                 self._add_for_jobs((job_id,), action)
 
     def _add_for_jobs(self, job_ids: Iterable[int], action: Action) -> None:

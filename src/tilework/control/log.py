@@ -30,8 +30,9 @@ from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 21
-"""Before format 21 nothing said by when nine of ten are done.
+FORMAT = 22
+"""Before format 22 nothing said what was held back for promises.
+Before format 21 nothing said by when nine of ten are done.
 Before format 20 no node was silent.
 Before format 19 logs had no segments, and their lines had all fields, and the class of each value.
 Before format 18 nothing was measured while requests were served.

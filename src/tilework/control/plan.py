@@ -12,7 +12,7 @@ from tilework.control.expiry import Expiry
 from tilework.control.measurements import Measurements
 from tilework.control.recovery import Recovery
 from tilework.control.slots import slot_starts
-from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, Place, RunWork, Stop, WakeAt
+from tilework.core.actions import Action, DropState, DropToBestEffort, HoldBack, MoveState, Place, RunWork, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
 from tilework.core.request import Status
 from tilework.core.work import Group, Plan, Preload, Start
@@ -74,6 +74,7 @@ class Planner:
                 continue  # What it starts may count on the devices of these.
             self._update_proof(now_ns)
             review = self._guard.review(plan.starts, self._tracker, self._costs, now_ns)
+            actions += self._held_back(plan.starts, review.starts)
             actions += [action for start in review.starts for action in self._start(start)]
             self._reserve(review.blocks)
             self._update_proof(now_ns)
@@ -102,6 +103,7 @@ class Planner:
                 actions += self._start(start)
                 self._update_proof(now_ns)
                 continue
+            actions += self._held_back((start,), review.starts)
             actions += [action for one in review.starts for action in self._start(one)]
             self._reserve(review.blocks)
         return actions
@@ -181,12 +183,26 @@ class Planner:
                     reviewed = self._guard.review_stop(boundary, self._tracker, self._costs, now_ns)
                 if reviewed is None:
                     self._keep(jobs)
+                    actions.append(HoldBack(job.job_id, is_start=False))
                     is_vetoed = True
                     continue
                 blocks = reviewed
             actions += [Stop(work.work_id) for work in self._tracker.stop(jobs)]
             self._reserve(blocks)
         return actions, is_vetoed
+
+    def _held_back(self, wanted: Sequence[Start], made: Sequence[Start]) -> list[Action]:
+        """Say which jobs wait for promises, each once until it starts."""
+        if len(made) == len(wanted):
+            return []
+        made_for = {job_id for start in made for job_id in start.job_ids}
+        actions: list[Action] = []
+        for job_id in dict.fromkeys(job_id for start in wanted for job_id in start.job_ids):
+            job = self._tracker.jobs[job_id]
+            if job_id not in made_for and not job.is_held_back:
+                job.is_held_back = True
+                actions.append(HoldBack(job_id, is_start=True))
+        return actions
 
     @staticmethod
     def _keep(jobs: Iterable[Job]) -> None:

@@ -57,6 +57,17 @@ class DropToBestEffort:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldBack:
+    """Record that what the policy wanted for a job, a start or a stop, is not done, since a promise would be at risk.
+
+    Said once of a job until a work of it starts or one has made progress, however often the policy asks.
+    """
+
+    job_id: int
+    is_start: bool
+
+
+@dataclass(frozen=True, slots=True)
 class UseCache:
     """Let the steps of a job that follow its committed works use its spare cache: it would be late without."""
 
@@ -190,6 +201,7 @@ def jobs_of(action: Action) -> tuple[int, ...]:
         case (
             Accept(job_id)
             | DropToBestEffort(job_id)
+            | HoldBack(job_id)
             | UseCache(job_id)
             | MoveState(job_id)
             | DropState(job_id)
@@ -204,6 +216,7 @@ Action = (
     Accept
     | Reject
     | DropToBestEffort
+    | HoldBack
     | UseCache
     | RunWork
     | Stop

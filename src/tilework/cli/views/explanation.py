@@ -11,7 +11,7 @@ from tilework.admission.reservation_guard import FORCED
 from tilework.control.account import EndedWork, account_of, cause_of
 from tilework.control.decisions import describe_all, steps_of
 from tilework.control.history import History, PastRequest, PastWork
-from tilework.core.actions import DropToBestEffort, MoveState, Reject
+from tilework.core.actions import DropToBestEffort, HoldBack, MoveState, Reject
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.work import NewPlacement
@@ -79,6 +79,7 @@ def summary_document(history: History) -> dict[str, Any]:
         "by_outcome": dict(Counter(_outcome(past) for past in requests).most_common()),
         "attainment": sum(timed) / len(timed) if timed else None,
         "promises": {"kept": sum(promised), "broken": len(promised) - sum(promised)},
+        "held_back": sum(isinstance(action, HoldBack) for action in actions),
         "starts_forced": sum(past.work.why == FORCED for past in history.works),
         "eta_error_median_s": round(median(errors_s), 6) if errors_s else None,
         "eta_error_median_abs_s": round(median(map(abs, errors_s)), 6) if errors_s else None,

@@ -28,6 +28,7 @@ class Job:
         failures: the number of attempts without progress.
         last_error: what the model raised in the last of these, if it was alone in its work.
         has_advanced: whether it made progress since its works were last told to stop, or to run on for a promise.
+        is_held_back: whether a start of it was held back for a promise since it last started a work.
         stops_at: the position at which its works are predicted to end that were told to stop; None if they were not.
         demand, promised: its remaining work and its reservation, kept up to date by the tracker.
         urgency_ns: its place in the order of service, which includes `delay_ns`, its fair delay (see `load`).
@@ -47,6 +48,7 @@ class Job:
     promised: Block | None = None
     stops_at: int | None = None
     has_advanced: bool = True
+    is_held_back: bool = False
     works: list[Work] = field(default_factory=list)
     last_devices: Group = ()
     done_devices: Group = ()
@@ -76,6 +78,7 @@ class Job:
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""
         self.works.append(work)
+        self.is_held_back = False
         self._set_committed(self.committed.advanced(work.num_steps))
 
     def end(self, work: Work, steps_done: int) -> None:
