@@ -390,14 +390,17 @@ def test_the_command_prints_a_command_that_reproduces_the_failure(monkeypatch: p
     assert "violation" in text
 
 
-def test_one_seed_leaves_a_log_that_replays(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("7",), ("4", "--faultless", "--policy", "edf")], ids=["any", "with caches of steps"]
+)
+def test_one_seed_leaves_a_log_that_replays(tmp_path: Path, words: tuple[str, ...]) -> None:
     log = tmp_path / "events.jsonl"
-    code, text = tilework("--seed", "7", "--log", str(log))
+    code, text = tilework("--log", str(log), "--seed", *words)
     assert code == 0
-    assert "seed 7: policy" in text
+    assert f"seed {words[0]}: policy" in text
     num_events, difference = replay(log.read_text().splitlines())
     assert difference is None
-    assert num_events == run_seed(7).num_events
+    assert num_events == json.loads(tilework("--json", "--seed", *words)[1])["events"]
 
 
 def test_the_faults_are_listed() -> None:

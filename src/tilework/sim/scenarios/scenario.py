@@ -235,7 +235,7 @@ def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.
     if random.random() < 0.75:
         return made
     table, choices = made.table, (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
-    of_steps = CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3)
+    of_steps = CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3.0)
     cached = [
         replace(row, seconds=row.seconds * time, cache=choices[0], skipped=1 - time, skipped_std=std)
         for time, std in ((random.choice((0.3, 0.6, 0.8)), random.choice(stds)),)
