@@ -269,7 +269,7 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     held = sum(isinstance(action, HoldBack) for past in mixed.history.requests for _, action in past.actions)
     assert summary["held_back"] == held
     forced = f"0 of {summary['works']} runs were started by the guard for them"
-    assert f"promises: 1 kept, 0 broken; {forced}; {held} starts and stops were held back\n" in text
+    assert f"promises: 1 kept, 0 broken; {forced}; starts and stops held back: {held}\n" in text
     later = "later" if middle >= 0 else "earlier"
     assert (
         f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than predicted in the median" in text

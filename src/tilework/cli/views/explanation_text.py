@@ -62,7 +62,7 @@ def print_summary(document: Mapping[str, Any], log: Path, names: RequestNames) -
         )
     if any(document["promises"].values()):
         forced = f"{document['starts_forced']} of {document['works']} runs were started by the guard for them"
-        held = f"{document['held_back']} starts and stops were held back"
+        held = f"starts and stops held back: {document['held_back']}"
         print_line(f"promises: {_counts(document['promises'])}; {forced}; {held}")
     if document["refused"]:
         print_line("refused: " + _counts(document["refused"]))
