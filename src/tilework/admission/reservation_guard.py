@@ -182,18 +182,22 @@ class ReservationGuard:
 
     # Starting promised jobs.
 
-    def is_first_on_slots(self, start: Start, view: ClusterView) -> bool:
-        """Whether a start is on the CPU slot that is free first, and of the promised job that is due first.
+    def is_due_on_slot(self, start: Start, view: ClusterView, costs: CostModel, now_ns: int) -> bool:
+        """Whether a start on a CPU slot cannot wait any longer, though it leaves no proof.
 
-        Of all that need a slot. Then no promise is a reason to wait. A proof may be one: if costs have changed since
-        the reservations were made, the job ends later than it says, and would for ever.
+        It is on the slot that is free first, and of the promised job that is due first of all that need a slot. If
+        costs have changed since the reservations were made, that ends later than the proof says, and would for ever.
+        While the proof leaves it time, another one may have to come first.
         """
         free_ns = {one.device_id: one.free_ns for one in view.slots}
-        if free_ns[start.devices[0]] > min(free_ns.values()):
+        if self._known is None or free_ns[start.devices[0]] > min(free_ns.values()):
             return False
         for job in view.promised():
-            if job.promised is not None and job.promised.demand.slot is not None:
-                return job.job_id in start.job_ids
+            block = job.promised
+            if block is not None and block.demand.slot is not None:
+                end_ns = self._known.ends_ns.get(job.job_id, 0)
+                begun_ns = begin_ns(block, WhatIf.now(view, costs, now_ns).free_ns)
+                return job.job_id in start.job_ids and end_ns - begun_ns - block.demand.run_ns < _SOON_NS
         return False
 
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
@@ -260,7 +264,8 @@ class ReservationGuard:
             return None
         waited_ns = 0 if self._due_from_ns is None else now_ns - self._due_from_ns
         again_ns = now_ns + max(_SOON_NS, min(waited_ns // _PATIENCE, _MOST_PATIENCE_NS))
-        dues_ns = [known.spared_ns[device.device_id] for device in view.devices if not device.works]
+        idle = [one for one in (*view.devices, *view.slots) if not one.works]
+        dues_ns = [known.spared_ns[device.device_id] for device in idle]
         wakes_ns = [again_ns if due_ns <= now_ns + _SOON_NS else due_ns for due_ns in dues_ns]
         at_ns = min(wakes_ns, default=NEVER_NS)
         return None if at_ns == NEVER_NS else at_ns

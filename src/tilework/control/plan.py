@@ -99,7 +99,7 @@ class Planner:
         actions: list[Action] = []
         for start in slot_starts(self._tracker):
             review = self._guard.review((start,), self._tracker, self._costs, now_ns)
-            if not review.starts and self._guard.is_first_on_slots(start, self._tracker):
+            if not review.starts and self._guard.is_due_on_slot(start, self._tracker, self._costs, now_ns):
                 actions += self._start(start)
                 self._update_proof(now_ns)
                 continue

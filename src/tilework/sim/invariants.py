@@ -15,6 +15,7 @@ from tilework.core.actions import (
     Finish,
     LoadComponents,
     MoveState,
+    Place,
     ReadComponents,
     Reject,
     RunWork,
@@ -45,11 +46,12 @@ from tilework.core.events import (
 )
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.request import Request, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
+from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s, s_from_ns
 from tilework.core.work import Work
 from tilework.cost.memory import FORGET_NS
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table
+from tilework.policy.published.tridentserve.policy import DOWNTIME_S
 from tilework.policy.registry import may_fail
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
@@ -60,6 +62,8 @@ from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, 
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
+# How long a placement may close devices, by policy.
+_DOWNTIMES_NS = {"tridentserve-downtime": ns_from_s(DOWNTIME_S)}
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
@@ -101,6 +105,7 @@ class Invariants:
         self._attempts: dict[int, int] = {}
         self._interruptions: Counter[int] = Counter()
         self._num_interruptions = 0
+        self._num_placements = 0
         self._urgency_ns: dict[str, int] = {}
         self._alone_ns: dict[str, int] = {}  # What each request takes alone.
         self._lengths: dict[str, int] = {}  # How many positions each request has.
@@ -279,6 +284,8 @@ class Invariants:
                 require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
                 require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
                 self._check_open(targets, f"a state of job {job_id} moves")
+            case Place():
+                self._num_placements += 1
             case _:
                 pass
 
@@ -532,6 +539,7 @@ class Invariants:
         alone_ns = {uid: self._alone_ns[uid] for uid in self._urgency_ns}
         slowness = 2 * max(1.0, 1.5 * self._faults.size("slow") if "slow" in self._faults else 1.0)
         spare_ns = self._num_interruptions * INTERRUPTION_NS + self._delays_ns() + 10 * NS_PER_S
+        spare_ns += self._num_placements * _DOWNTIMES_NS.get(self._config.policy, 0)
         spare_ns += num_works * self._simulation.config.dispatch_ns_at(1)
         for uid, start_ns in self._first_start_ns.items():
             request, urgency_ns = self._requests[uid], self._urgency_ns[uid]
