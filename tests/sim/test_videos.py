@@ -81,6 +81,24 @@ def test_promises_of_videos_hold_also_where_the_slot_is_scarce(export_s: float) 
         assert {ending.status for ending in endings} <= {Status.DONE, Status.REJECTED}
 
 
+@pytest.mark.parametrize("policy", ["tilework", "edf"])
+def test_a_promise_that_is_due_first_leaves_a_slot_to_one_that_has_less_time(policy: str) -> None:
+    """One slot is free at 0.5 s and one at 2 s. `long` takes 4.5 s of 5.8 s; `due first` has time until 2 s, too."""
+
+    def video(uid: str, arrival_s: float, side: int, slo_s: float | None = None) -> Request:
+        on_miss = OnMiss.BEST_EFFORT if slo_s is None else OnMiss.REJECT
+        asked = request(uid, arrival_s, side=side, steps=4, slo_s=slo_s, on_miss=on_miss)
+        return replace(asked, result=ResultKind.VIDEO)
+
+    others = [video("short", 0.0, 64), video("middle", 0.0, 128)]
+    promises = [video("long", 0.12, 192, slo_s=5.8), video("due first", 0.13, 128, slo_s=5.1)]
+    config = SimConfig(num_devices=4, slots_per_node=2)
+    costs = table(diffuse=0.01, export=2.0)
+    trace = Simulation(ControllerConfig(policy=policy), costs, config).run([*others, *promises])
+    assert all(ending.on_time for ending in trace.endings)
+    assert {ending.status for ending in trace.endings} == {Status.DONE}
+
+
 STEP_S = 3.0
 LONG = request("long", 0.0, steps=20, result=ResultKind.VIDEO)
 
