@@ -14,6 +14,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.time import NS_PER_S
 from tilework.cost.table_costs import TableCosts
+from tilework.policy.registry import may_fail
 from tilework.sim.faults import Faults
 from tilework.sim.invariants import Invariants
 from tilework.sim.scenarios.faultless import faultless_scenario
@@ -34,7 +35,7 @@ class ScenarioResult:
     """The result of a scenario. `violation` and `where` are empty if all invariants held.
 
     `fault_counts` is how often each fault happened; `endings` counts requests by how they ended. `num_promised` were
-    accepted as promises and not cancelled, `num_kept` of them done in time.
+    accepted as promises and not cancelled, `num_kept` of them done in time; none of a policy that may fail requests.
     """
 
     seed: int
@@ -73,7 +74,7 @@ def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResul
             seed=one.seed, num_events=num_events, violation=violation, where=where, fault_counts=simulation.fault_counts
         )
     endings = Counter(ending.status.value for ending in trace.endings)
-    promised = [one for one in trace.endings if one.was_promised]
+    promised = [] if may_fail(one.controller.policy) else [ending for ending in trace.endings if ending.was_promised]
     return ScenarioResult(
         seed=one.seed,
         num_events=num_events,
