@@ -264,9 +264,12 @@ class ReservationGuard:
             return None
         waited_ns = 0 if self._due_from_ns is None else now_ns - self._due_from_ns
         again_ns = now_ns + max(_SOON_NS, min(waited_ns // _PATIENCE, _MOST_PATIENCE_NS))
-        idle = [one for one in (*view.devices, *view.slots) if not one.works]
-        dues_ns = [known.spared_ns[device.device_id] for device in idle]
+        dues_ns = [known.spared_ns[device.device_id] for device in view.devices if not device.works]
         wakes_ns = [again_ns if due_ns <= now_ns + _SOON_NS else due_ns for due_ns in dues_ns]
+        # What is due on a slot starts at this event, or when its job is ready.
+        wakes_ns += [
+            at_ns for slot in view.slots if not slot.works and (at_ns := known.spared_ns[slot.device_id]) > now_ns
+        ]
         at_ns = min(wakes_ns, default=NEVER_NS)
         return None if at_ns == NEVER_NS else at_ns
 
