@@ -10,7 +10,7 @@ import pytest
 from builders import only, promise, request, shipped, simulate, table
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, HoldBack, Reject, Stop
-from tilework.core.events import DeviceJoined, Event, Restored, Submitted, WorkFinished
+from tilework.core.events import DeviceJoined, Event, Restored, Stopped, Submitted, WorkFinished
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
@@ -103,6 +103,29 @@ def test_a_stop_that_is_held_back_is_said() -> None:
     large, small = picture("large", 0.0, 2048, 24.5, OnMiss.REJECT), picture("small", 1.0, 512, 3.0)
     found = told([large, small], "tilework", FLUX)
     assert found["large"] == [HoldBack(0, is_start=False)]
+
+
+# A stop that comes earlier than predicted leaves more to do.
+
+
+@pytest.mark.parametrize("steps_done", [0, 1])
+def test_the_proof_counts_on_what_a_stop_has_really_left(steps_done: int) -> None:
+    """One step was predicted: the one that runs. It was not, if the stop came before it had begun."""
+    control = serving()
+    control.handle(Submitted(promise("large", 0.0, slo_s=20, steps=100)), 0)
+    control.handle(WorkFinished(1, _ENCODE_NS), _ENCODE_NS)
+    at_ns = ns_from_s(0.05)
+    stops = only(Stop, control.handle(Submitted(request("urgent", 0.05, steps=2, slo_s=0.5)), at_ns))
+    job = control.tracker.jobs[0]
+    assert job.stops_at == 2, "the encode, and one step"
+    steps = dict.fromkeys([stop.work_id for stop in stops], 0) | {min(stop.work_id for stop in stops): steps_done}
+    for work_id, num in sorted(steps.items()):
+        control.handle(Stopped(work_id, num), at_ns)
+    known = control._guard._known
+    assert job.done.position == 1 + steps_done
+    assert job.promised is not None
+    assert known is not None
+    assert known.spared_ns[0] == known.ends_ns[0] - job.promised.demand.run_ns
 
 
 # A step that begins when the stop is told is not over.

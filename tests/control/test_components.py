@@ -99,6 +99,21 @@ def test_a_stage_loads_what_it_needs_just_before_its_work(scripted: Scripted) ->
     assert changes(ended) == [("load", 0, ("vae",), "disk"), (DECODE, 0)], "there is room beside the denoiser"
 
 
+def test_a_stage_that_waits_for_its_weights_is_revoked_by_a_stop(scripted: Scripted) -> None:
+    """So nothing of it is done at the boundary, which is when the load has ended."""
+    control = scripted(run(start(ENCODE, 0)), Plan(), Plan())
+    control.handle(Submitted(request("a")), 0)
+    jobs = [*control.tracker.jobs.values()]
+    control.handle(Woke(), NS_PER_S)
+    waiting = control.tracker.boundary(jobs)
+    assert waiting is not None
+    assert (waiting.positions, waiting.end_ns) == ({0: 0}, 2 * NS_PER_S)
+    control.handle(ComponentsLoaded(1, 0, 2 * NS_PER_S, ()), 2 * NS_PER_S)
+    running = control.tracker.boundary(jobs)
+    assert running is not None
+    assert running.positions == {0: 1}, "a stage without steps runs to its end"
+
+
 def test_a_start_names_what_devices_drop_and_what_hosts_forget(scripted: Scripted) -> None:
     """The denoiser was used after the text encoder. The guard counts on the same memory."""
     order = DropOrder((DENOISER,), (DENOISER, TEXT))

@@ -122,7 +122,7 @@ class Controller:
         expiry = Expiry(policy, self.costs, self.tracker, self._recovery)
         self._admit = Admit(self._rule, policy, self.costs, self.tracker, guard, expiry)
         memory = MemoryShortage(policy, self.costs, self.tracker, guard, self._recovery)
-        self._reports = Reports(self._rule, self._admit, self.costs, self.tracker, self._recovery, memory)
+        self._reports = Reports(self._rule, self._admit, self.costs, self.tracker, self._recovery, memory, guard)
         self._components = Components(self.costs, self.tracker)
         self._measurements = Measurements(self.tracker, self._components)
         self._planner = Planner(

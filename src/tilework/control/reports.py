@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tilework.admission.admission import Admission
 from tilework.admission.margins import MarginEstimator
+from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.admit import Admit
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
@@ -32,6 +33,7 @@ class Reports:
         tracker: Tracker,
         recovery: Recovery,
         memory: MemoryShortage,
+        guard: ReservationGuard,
     ) -> None:
         self._rule = rule
         self._admit = admit
@@ -39,6 +41,7 @@ class Reports:
         self._tracker = tracker
         self._recovery = recovery
         self._memory = memory
+        self._guard = guard
         self._margins = MarginEstimator()
         self._early: dict[int, list[Report]] = {}  # Early reports, by the id of the work that they wait for.
 
@@ -80,8 +83,7 @@ class Reports:
             case WorkFinished(_, run_ns):
                 return self._complete(work, run_ns, now_ns)
             case Stopped(_, steps_done):
-                jobs = self._tracker.end_work(work, steps_done)
-                return [] if steps_done else self._drop_unused(jobs, work)
+                return self._end_stopped(work, steps_done)
             case WorkFailed(_, reason, state_lost, by_model):
                 jobs = self._tracker.end_work(work, 0)
                 if by_model and len(jobs) == len(work.job_ids) == 1:
@@ -91,6 +93,16 @@ class Reports:
                 return self._retry(self._tracker.end_work(work, steps_done), report.why)
             case OutOfMemory(_, steps_done):
                 return self._memory.out_of_memory(work, steps_done, report.why, now_ns)
+
+    def _end_stopped(self, work: Work, steps_done: int) -> list[Action]:
+        """End a work that was told to stop. If more is left of a promised job than predicted, its proof is stale."""
+        predicted = {job.job_id: job.stops_at for job in self._tracker.members(work)}
+        jobs = self._tracker.end_work(work, steps_done)
+        for job in jobs:
+            at = predicted[job.job_id]
+            if job.promised is not None and not job.works and at is not None and job.done.position < at:
+                self._guard.recheck()
+        return [] if steps_done else self._drop_unused(jobs, work)
 
     def _learn_margins(self, work: Work) -> None:
         """Let the margins of promises follow how late a work is."""

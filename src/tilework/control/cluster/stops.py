@@ -35,7 +35,7 @@ class Stops:
         """The end of each of these works, given in order, by its id. One whose jobs have all ended has no requests.
 
         A stage without steps runs to its end, and so does the step that runs, also one that begins just now. A work
-        that has not begun is revoked: it ends when the last of its devices has come to it.
+        that has not begun, or waits for a load, is revoked: it ends when the last of its devices has come to it.
         """
         ends: dict[int, StoppedEnd] = {}
         for work in works:
@@ -62,16 +62,13 @@ class Stops:
 
     def _end_of_running(self, work: Work, requests: Sequence[Request], carriers: Sequence[Device]) -> StoppedEnd:
         end_ns = max(self._now.ns, self._devices.end_ns(work))
-        if not work.stage.has_steps:
-            return StoppedEnd(work.num_steps, end_ns)
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
-        left_ns = end_ns - self._now.ns
         if any(device.waits_for_load(work.work_id) for device in carriers):
             after_loads_ns = end_ns - step_ns * work.num_steps  # They are still to be done.
             return StoppedEnd(0, max(self._now.ns, after_loads_ns))
-        if not step_ns:
+        if not step_ns or not work.stage.has_steps:
             return StoppedEnd(work.num_steps, end_ns)
-        num_after, running_ns = divmod(left_ns, step_ns)
+        num_after, running_ns = divmod(end_ns - self._now.ns, step_ns)
         if running_ns <= _BEGUN_NS and num_after:
             num_after, running_ns = num_after - 1, running_ns + step_ns
         return StoppedEnd(max(0, work.num_steps - num_after), self._now.ns + running_ns)
