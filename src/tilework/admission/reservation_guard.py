@@ -195,9 +195,11 @@ class ReservationGuard:
         for job in view.promised():
             block = job.promised
             if block is not None and block.demand.slot is not None:
-                end_ns = self._known.ends_ns.get(job.job_id, 0)
-                begun_ns = begin_ns(block, WhatIf.now(view, costs, now_ns).free_ns)
-                return job.job_id in start.job_ids and end_ns - begun_ns - block.demand.run_ns < _SOON_NS
+                if job.job_id not in start.job_ids:
+                    return False
+                start_ns = begin_ns(block, WhatIf.now(view, costs, now_ns).free_ns)
+                spare_ns = self._known.ends_ns.get(job.job_id, 0) - start_ns - block.demand.run_ns
+                return spare_ns < _SOON_NS
         return False
 
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
