@@ -16,6 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from builders import PIPELINE, Idle, table
+from cli.comparing import document, invoke
 from tilework.cli import compare_run
 from tilework.cli import console as output
 from tilework.cli.app import app
@@ -30,39 +31,9 @@ from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
 from tilework.sim.compare.grid import BATCHING, POLICIES
 from tilework.sim.compare.runs import Task
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 SMALL = ("--workload", "tetriserve,num=12,rpm=30", "--policies", "edf,tetriserve", "--processes", "1")
-
-
-@pytest.fixture(autouse=True)
-def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    for console in (output.out, output.console):
-        monkeypatch.setattr(console, "_force_terminal", False)
-        monkeypatch.setattr(console, "_color_system", None)
-        monkeypatch.setattr(console, "width", 160)
-
-
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """What is run rather than found."""
-    tasks: list[Task] = []
-    begin = compare_run._RunProgress.begin
-
-    def noted(course: Any, task: Task) -> None:
-        tasks.append(task)
-        begin(course, task)
-
-    monkeypatch.setattr(compare_run._RunProgress, "begin", noted)
-    return tasks
-
-
-def invoke(*arguments: object, status: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    assert result.exit_code == status, (result.output, result.exception)
-    return result
-
-
-def document(*arguments: object) -> Any:
-    return json.loads(invoke(*arguments, "--json").stdout)
 
 
 @pytest.fixture

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
-from tilework.cli import compare_run
+from cli.comparing import document, invoke
 from tilework.cli import console as output
 from tilework.cli.app import app
 from tilework.cli.views.compare_promises_plot import PARTS, pair_of
@@ -21,40 +18,10 @@ from tilework.report.panels import Pair, PairPanel, draw_pairs
 from tilework.sim.compare.promises import PromiseCounts
 from tilework.sim.compare.runs import Task
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 ONE = "promises,num=24,steps=4,last=2,rate=5"
 GIVEN = ("--workload", ONE, "--policies", "edf,tilework", "--seeds", 2, "--processes", 1, "--promises", 0.5)
-
-
-@pytest.fixture(autouse=True)
-def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    for console in (output.out, output.console):
-        monkeypatch.setattr(console, "_force_terminal", False)
-        monkeypatch.setattr(console, "_color_system", None)
-        monkeypatch.setattr(console, "width", 160)
-
-
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """What is run rather than found."""
-    tasks: list[Task] = []
-    begin = compare_run._RunProgress.begin
-
-    def noted(course: Any, task: Task) -> None:
-        tasks.append(task)
-        begin(course, task)
-
-    monkeypatch.setattr(compare_run._RunProgress, "begin", noted)
-    return tasks
-
-
-def invoke(*arguments: object, status: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    assert result.exit_code == status, (result.output, result.exception)
-    return result
-
-
-def document(*arguments: object) -> Any:
-    return json.loads(invoke(*arguments, "--json").stdout)
 
 
 def test_tables_and_document_have_the_same_figures() -> None:
