@@ -113,7 +113,7 @@ $(VENV)/quantize: pyproject.toml | $(VENV)/serve
 	@$(PIP) --editable ".[quantize]"
 	@touch $@
 
-$(VENV)/dev: pyproject.toml $(VENV)/serve
+$(VENV)/dev: pyproject.toml lab/pyproject.toml $(VENV)/serve
 	@echo "==> installing the tools for tests and checks"
-	@$(PIP) --editable ".[dev]"
+	@$(PIP) --editable ".[dev]" --editable lab
 	@touch $@

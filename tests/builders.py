@@ -23,13 +23,13 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPredicti
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import Group, Plan
+from tilework.cost.demand import demand_at
 from tilework.cost.profile import ProfileKey
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import make_policy, policy_names
-from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace

@@ -20,11 +20,10 @@ from math import gcd
 import numpy as np
 
 from tilework.core.request import Request
+from tilework.cost.demand import Speed
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import Speed
-from tilework.policy.toolkit.highs import require_solver
-from tilework.sim.optimum.pieces import Due, due_requests
-from tilework.sim.optimum.solver import Builder, Floats, Ints, solve_whole
+from tilework_lab.optimum.pieces import Due, due_requests
+from tilework_lab.optimum.solver import Builder, Floats, Ints, solve_whole
 
 _MOST_VARIABLES = 50_000
 
@@ -61,9 +60,7 @@ def exact_optimum(
     Raises:
         TooLarge: there are too many requests, steps or slots.
         UnknownCost: the costs say nothing of a pipeline, or of no degree that a node can run.
-        SolverMissing: highspy is not installed.
     """
-    require_solver()
     all_due = due_requests(requests, costs, min(num_devices, devices_per_node))
     all_due = [due for due in all_due if due.slack_ns >= 0]
     if not all_due:

@@ -36,7 +36,6 @@ from suite.cases.nodes import Nodes
 from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
 from suite.cases.page import PageFrames
-from suite.cases.papers import Papers
 from suite.cases.patchcache import PatchCaching
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
@@ -67,7 +66,6 @@ from suite.cases.together import Together
 from suite.cases.trident import Trident
 from suite.cases.ucx import UcxMessages
 from suite.cases.weights import Weights
-from suite.cases.yardsticks import Yardsticks
 
 CASES: Cases = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
@@ -148,8 +146,6 @@ CASES: Cases = {
     "plan": ("The number of devices that a plan names, and one fewer, live; and how long a plan takes", Plan),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "theorem": ("OnePiece's Theorem 1 on live workers: output over input, and how waits grow", Theorem),
-    "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),
-    "papers": ("The figures of the papers, remade in simulation", Papers),
     "simulate": ("A live run against its own simulation", Simulate),
 }
 

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from suite.case import CaseFailed, Maker
-from suite.cases.papers import FIGURES, Papers
 from suite.children import leave_on
 from suite.environment import environment
 from suite.results import Result, show, write
@@ -31,7 +30,7 @@ Cases = Mapping[str, tuple[str, Maker]]
 """Title of each case by name, and what makes it."""
 
 
-def application(cases: Cases, script: str, about: str, example: str) -> typer.Typer:
+def application(cases: Cases, script: str, about: str, example: str, results: Path = RESULTS) -> typer.Typer:
     """The command line of a script that measures these cases."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,18 +46,16 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object per case instead of tables.")] = False,
         save: Annotated[bool, typer.Option("--write", help="Write <theme>_<hardware>_<yyyymm>.md.")] = False,
         out: Annotated[
-            Path, typer.Option(help="With --write, the folder of the files.", show_default="bench/results")
-        ] = RESULTS,
-        figure: Annotated[
-            list[str] | None, typer.Option(help=f"Of papers, only this: {', '.join(FIGURES)}; repeatable.")
-        ] = None,
+            Path,
+            typer.Option(help="With --write, the folder of the files.", show_default="results/ beside the script"),
+        ] = results,
     ) -> None:
-        chosen, figures = list(dict.fromkeys(names or cases)), tuple(dict.fromkeys(figure or ()))
-        _check(cases, chosen, figures, quick and save)
+        chosen = list(dict.fromkeys(names or cases))
+        _check(cases, chosen, quick and save)
         leave_on(signal.SIGTERM)  # By which `timeout` ends a run: servers must not outlive it.
         passed, failed = True, list[str]()
         for name in chosen:
-            result = _measure(cases, name, quick, figures, _command_line(script, name, quick, save, figures))
+            result = _measure(cases, name, quick, _command_line(script, name, quick, save))
             _free_memory()
             if result is None:
                 failed.append(name)
@@ -77,20 +74,15 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
     return app
 
 
-def _check(cases: Cases, names: Sequence[str], figures: Sequence[str], keeps_rough: bool) -> None:
+def _check(cases: Cases, names: Sequence[str], keeps_rough: bool) -> None:
     for name in names:
         if name not in cases:
             raise typer.BadParameter(f"{name!r} is no case; choose from {', '.join(cases)}")
     if keeps_rough:
         raise typer.BadParameter("--quick is too rough to be kept; leave it or --write out")
-    for name in figures:
-        if name not in FIGURES:
-            raise typer.BadParameter(f"{name!r} is no figure; choose from {', '.join(FIGURES)}")
-    if figures and names != ["papers"]:
-        raise typer.BadParameter("--figure is of papers alone; write: papers --figure NAME")
 
 
-def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result | None:
+def _measure(cases: Cases, name: str, quick: bool, command_line: str) -> Result | None:
     """The result of a case; None if it failed, which is printed: those after it may be measured all the same."""
     title, kind = cases[name]
     place, start_s = environment(), time.monotonic()
@@ -101,8 +93,6 @@ def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], com
     note("started")
     try:
         case = kind.make(quick)
-        if isinstance(case, Papers) and figures:
-            case = replace(case, figures=figures)
         assert is_dataclass(case)
         finding = case.measure(note)
     except CaseFailed as error:
@@ -132,8 +122,7 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _command_line(script: str, name: str, quick: bool, save: bool, figures: tuple[str, ...]) -> str:
+def _command_line(script: str, name: str, quick: bool, save: bool) -> str:
     """The shortest command that measures this case so again."""
-    chosen = [f"--figure {figure}" for figure in figures]
-    options = [*chosen, *(["--quick"] if quick else []), *(["--write"] if save else [])]
+    options = [*(["--quick"] if quick else []), *(["--write"] if save else [])]
     return " ".join([f"python {script}", name, *options])

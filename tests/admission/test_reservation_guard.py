@@ -21,8 +21,8 @@ from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S, START_MARGINS, Margin, Margins
 from tilework.core.work import Plan, Start
+from tilework.cost.demand import usable_degree
 from tilework.policy import registry
-from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation

@@ -17,7 +17,7 @@ from tilework.cli import console as output
 from tilework.cli.views.schedules import served_in
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import write_workload
-from tilework.sim.compare.runs import Task
+from tilework_lab.compare.runs import Task
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from tilework.distribution import install_command
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
-from tilework.sim.compare.grid import BATCHING, POLICIES
-from tilework.sim.compare.runs import Task
+from tilework_lab.compare.grid import BATCHING, POLICIES
+from tilework_lab.compare.runs import Task
 
 pytestmark = pytest.mark.usefixtures("wide_output")
 
@@ -126,7 +126,7 @@ def test_several_workloads_have_a_table_of_all() -> None:
 
 
 def test_without_the_solver_the_column_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilework.cli.commands.compare.find_spec", lambda name: None)
+    monkeypatch.setattr("tilework_lab.cli.compare.find_spec", lambda name: None)
     text = invoke(*SMALL, "--seeds", 1).stdout
     assert install_command("solve") in text
     assert "at most" not in text
@@ -367,7 +367,7 @@ def test_the_default_is_the_grid_with_three_seeds_and_ten_in_full(monkeypatch: p
         asked.append(wish)
         raise output.UserError("enough")
 
-    monkeypatch.setattr("tilework.cli.commands.compare.prepare", stop)
+    monkeypatch.setattr("tilework_lab.cli.compare.prepare", stop)
     for arguments in ([], ["--full"], ["--workload", "ddit"], ["--workload", "patchedserve-grid"]):
         CliRunner().invoke(app, ["compare", *arguments])
     assert [(len(wish.cells), wish.num_seeds) for wish in asked] == [(56, 3), (56, 10), (1, 10), (46, 3)]

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from cli.comparing import document, invoke
 from tilework.cli import console as output
 from tilework.cli.app import app
-from tilework.cli.views.compare_promises_plot import PARTS, pair_of
 from tilework.report.panels import Pair, PairPanel, draw_pairs
-from tilework.sim.compare.promises import PromiseCounts
-from tilework.sim.compare.runs import Task
+from tilework_lab.cli.promise_plot import PARTS, pair_of
+from tilework_lab.compare.promises import PromiseCounts
+from tilework_lab.compare.runs import Task
 
 pytestmark = pytest.mark.usefixtures("wide_output")
 

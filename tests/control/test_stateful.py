@@ -33,8 +33,8 @@ from tilework.core.events import (
 from tilework.core.interfaces import Moment
 from tilework.core.request import OnMiss, Status
 from tilework.core.work import Work
+from tilework.cost.demand import fastest
 from tilework.policy.registry import policy_names
-from tilework.policy.toolkit.demand import fastest
 
 MS = 1_000_000
 NUM_DEVICES = 4

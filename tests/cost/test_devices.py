@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE, request, table
+from tilework.cost.demand import step_degrees
 from tilework.cost.table import BadCostTable, check_devices, merged, without
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
-from tilework.policy.toolkit.demand import step_degrees
 
 TABLE = replace(table(degrees=(1, 2, 4)), devices={PIPELINE: (0, 3)})
 

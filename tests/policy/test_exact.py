@@ -9,10 +9,10 @@ import pytest
 from builders import POLICIES, batched, request, simulate, table
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
+from tilework.cost.demand import fitting_degrees, step_degrees, step_speeds, usable_degree
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import fitting_degrees, step_degrees, step_speeds, usable_degree
-from tilework.sim.optimum.pieces import due_requests
+from tilework_lab.optimum.pieces import due_requests
 
 WIDE = table(degrees=(1, 2, 4))
 ONE_DEVICE = {

@@ -20,11 +20,11 @@ from tilework.core.interfaces import Demand
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import Group, Plan
+from tilework.cost.demand import demand_at
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.edf import EarliestDeadlineFirst
 from tilework.policy.published.fixed import FixedDegree
 from tilework.policy.registry import policy_names
-from tilework.policy.toolkit.demand import demand_at
 from tilework.policy.toolkit.fixed_groups import LanePlan
 from tilework.policy.toolkit.open_devices import Lane
 

@@ -11,9 +11,9 @@ from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
 from tilework.cost.degrees import alone_ns
+from tilework.cost.demand import step_degrees
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import step_degrees
 
 WIDE = table(degrees=(1, 2, 4))
 CHOICES = (CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3))

@@ -57,7 +57,7 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *requests: Request) -> None:
         self.policy, self.now_ns = Told(), 0
-        monkeypatch.setitem(registry._REGISTRY, "told", lambda: self.policy)
+        monkeypatch.setitem(registry._GIVEN, "told", lambda: self.policy)
         self.control = controller("told", num_devices=2)
         for job_id, asked in enumerate(requests):
             self.tell(Submitted(asked))

@@ -35,9 +35,9 @@ from waiting import until
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
     """The policy of these tests, for these tests only."""
-    registry._REGISTRY["ping-pong"] = PingPong
+    registry._GIVEN["ping-pong"] = PingPong
     yield
-    del registry._REGISTRY["ping-pong"]
+    del registry._GIVEN["ping-pong"]
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class Turns(Idle):
 def rig(tmp_path: Path) -> Iterator[Rig]:
     tiny.prepare()
     tiny.save_sd3(tmp_path, "dpm")
-    registry._REGISTRY["turns"] = Turns
+    registry._GIVEN["turns"] = Turns
     try:
         rig = Rig(
             ModelSource(path=str(tmp_path)), "turns", costs=table(degrees=(1, 2), pipeline="tiny-sd3"), states_bytes=1
@@ -56,7 +56,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield rig
         rig.close()
     finally:
-        del registry._REGISTRY["turns"]
+        del registry._GIVEN["turns"]
 
 
 def test_requests_that_spill_after_each_run_give_the_stock_pictures(rig: Rig, tmp_path: Path) -> None:

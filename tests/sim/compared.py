@@ -8,13 +8,13 @@ from typing import Any
 from builders import request
 from tilework.core.request import Request, Status
 from tilework.core.time import ns_from_s
-from tilework.sim.compare.cells import Cell
-from tilework.sim.compare.figures import figures_of
-from tilework.sim.compare.records import BoundFigures, Record
-from tilework.sim.compare.summary import CellSummary, summary_of
 from tilework.sim.runs import Run
 from tilework.sim.trace import Ending, Trace
-from tilework.sim.workloads.tetriserve import TetriServe
+from tilework.sim.workloads.cells import Cell
+from tilework_lab.compare.figures import figures_of
+from tilework_lab.compare.records import BoundFigures, Record
+from tilework_lab.compare.summary import CellSummary, summary_of
+from tilework_lab.workloads.tetriserve import TetriServe
 
 
 def ended(asked: Request, finish_s: float, status: Status = Status.DONE) -> Ending:

@@ -126,7 +126,7 @@ def share_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def widen_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = "tilework.policy.toolkit.demand.step_degrees"
+    step = "tilework.cost.demand.step_degrees"
     monkeypatch.setattr(step, lambda request, costs: costs.degrees(stage_of(request.pipeline, DIFFUSE)))
     monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda *_: None)
 

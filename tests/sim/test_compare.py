@@ -22,19 +22,19 @@ from tilework.core.work import Plan, Work
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
-from tilework.sim.compare.cells import Cell, Devices, cell_of, chosen
-from tilework.sim.compare.figures import Figures, figures_of, jain, nearest_rank, preemptions
-from tilework.sim.compare.grid import grid
-from tilework.sim.compare.overall import bound_overall, overall_of
-from tilework.sim.compare.pool import Failed, run_all
-from tilework.sim.compare.records import BadRecords, BoundFigures, Record, Records, parse_record
-from tilework.sim.compare.runs import Conditions, Task, config_of, given, run
-from tilework.sim.compare.summary import estimate, summary_of, t_quantile
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run
 from tilework.sim.simulation import Simulation
+from tilework.sim.workloads.cells import Cell, Devices, cell_of
 from tilework.sim.workloads.requests import BadRequests
-from tilework.sim.workloads.tetriserve import TetriServe
+from tilework_lab.compare.figures import Figures, figures_of, jain, nearest_rank, preemptions
+from tilework_lab.compare.grid import chosen, grid
+from tilework_lab.compare.overall import bound_overall, overall_of
+from tilework_lab.compare.pool import Failed, run_all
+from tilework_lab.compare.records import BadRecords, BoundFigures, Record, Records, parse_record
+from tilework_lab.compare.runs import Conditions, Task, config_of, given, run
+from tilework_lab.compare.summary import estimate, summary_of, t_quantile
+from tilework_lab.workloads.tetriserve import TetriServe
 
 NO_CONDITIONS = Conditions()
 

@@ -12,8 +12,8 @@ from quick import quick_rows
 from tilework.admission.reservation_guard import ReservationGuard, Review
 from tilework.cli.app import app
 from tilework.core.request import Status
+from tilework.cost.demand import demand_at, step_degrees
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import demand_at, step_degrees
 from tilework.sim.fuzz import Choice, run_seeds
 from tilework.sim.scenarios.faultless import faultless_scenario
 from tilework.sim.simulation import Simulation

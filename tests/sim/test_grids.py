@@ -8,13 +8,13 @@ import pytest
 
 from sim.compared import summary
 from tilework.policy import registry
-from tilework.sim.compare.cells import BadCell, Devices, cell_of, chosen
-from tilework.sim.compare.grid import BATCHING, POLICIES, grid, patchedserve_grid
-from tilework.sim.compare.runs import given
-from tilework.sim.compare.sweeps import sweeps_of
+from tilework.sim.workloads.cells import BadCell, Devices, cell_of
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
-from tilework.sim.workloads.tetriserve import TetriServe
+from tilework_lab.compare.grid import BATCHING, POLICIES, chosen, grid, patchedserve_grid
+from tilework_lab.compare.runs import given
+from tilework_lab.compare.sweeps import sweeps_of
+from tilework_lab.workloads.tetriserve import TetriServe
 
 
 def test_the_grid_has_56_cells_of_which_28_are_the_study_s() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,14 +17,13 @@ from exact_optimum import Optimum, TooLarge, exact_optimum
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Request
+from tilework.cost.demand import Speed, worthwhile
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
-from tilework.policy.toolkit.demand import Speed, worthwhile
-from tilework.policy.toolkit.highs import SolverMissing
-from tilework.sim.optimum.bound import Bound, on_time_bound
-from tilework.sim.optimum.solver import Program, solve_relaxed, solve_whole
+from tilework_lab.optimum.bound import Bound, on_time_bound
+from tilework_lab.optimum.solver import Program, solve_relaxed, solve_whole
 
 UNIT_S = 0.1
 NARROW, WIDE = 64, 128  # Sides of the two kinds of requests of `priced`.
@@ -130,13 +128,6 @@ def test_unknown_costs_and_large_cases_are_refused() -> None:
         bound([asked("a", 0, 9)], priced(0, 0, {2: 1}))
     with pytest.raises(TooLarge, match="divisor above 1000000 ns"):
         optimum([asked("a", 0, 900_000), request("b", 0.001, slo_s=9.0)], priced(0, 0, {1: 1}))
-
-
-def test_without_the_solver_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    for ask in (bound, optimum):
-        with pytest.raises(SolverMissing, match=r"-m pip install .*\[solve\]"):
-            ask([asked("a", 0, 9)], priced(0, 0, {1: 1}))
 
 
 # The solver.

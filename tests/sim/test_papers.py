@@ -15,10 +15,10 @@ from stages import DECODE, DIFFUSE
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group
+from tilework.cost.demand import Segment, min_device_allocation, step_speeds
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
-from tilework.policy.toolkit.demand import Segment, min_device_allocation, step_speeds
 from tilework.sim.trace import Trace
 
 # TetriServe, Figures 1 and 5.

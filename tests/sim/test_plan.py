@@ -18,7 +18,6 @@ from tilework.core.request import RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.policy.placement.utilisation import proportional
-from tilework.sim.compare.figures import figures_of
 from tilework.sim.config import SimConfig
 from tilework.sim.plan.error import ComparedWith, PastRun, error_of_run, shipped_error
 from tilework.sim.plan.interval import Block, num_to_show, share_of
@@ -29,6 +28,7 @@ from tilework.sim.plan.stages import NoStages, stage_plan
 from tilework.sim.plan.traffic import Resampled, Size, Traffic, WhatIf, sample_of, size_of
 from tilework.sim.plan.trial import Outcome, Question, Trial, trials_of, tried
 from tilework.sim.simulation import Simulation
+from tilework_lab.compare.figures import figures_of
 
 ROOT = Path(__file__).parents[2]
 RESULT = re.compile(r"^\| tilework, all \| ([\d.]+)% \| [\d.]+% \| ([\d.]+)% \|", re.M)

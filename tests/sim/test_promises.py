@@ -14,10 +14,14 @@ from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import ns_from_s
 from tilework.cost.table import BadCostTable
 from tilework.cost.table_file import read_table
-from tilework.sim.compare.cells import Cell
-from tilework.sim.compare.figures import EtaFigures, PromiseFigures, promise_figures_of
-from tilework.sim.compare.grid import promises_grid
-from tilework.sim.compare.promises import (
+from tilework.sim.trace import Ending
+from tilework.sim.workloads.cells import Cell
+from tilework.sim.workloads.family import costs_of
+from tilework.sim.workloads.load import device_seconds
+from tilework.sim.workloads.requests import asking
+from tilework_lab.compare.figures import EtaFigures, PromiseFigures, promise_figures_of
+from tilework_lab.compare.grid import promises_grid
+from tilework_lab.compare.promises import (
     PromiseCell,
     PromiseCounts,
     counts_of,
@@ -25,13 +29,9 @@ from tilework.sim.compare.promises import (
     promise_overall,
     total,
 )
-from tilework.sim.compare.records import Record, Records
-from tilework.sim.compare.runs import Conditions, Task, config_of, given, run
-from tilework.sim.trace import Ending
-from tilework.sim.workloads.family import costs_of
-from tilework.sim.workloads.load import device_seconds
-from tilework.sim.workloads.promises import Promises
-from tilework.sim.workloads.requests import asking
+from tilework_lab.compare.records import Record, Records
+from tilework_lab.compare.runs import Conditions, Task, config_of, given, run
+from tilework_lab.workloads.promises import Promises
 
 NO_CONDITIONS = Conditions()
 FLUX = "flux1dev_h100_eager"

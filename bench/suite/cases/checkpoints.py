@@ -21,8 +21,8 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
-from tilework.sim.workloads.gentd26.family import GenTD26
-from tilework.sim.workloads.gentd26.table import ON_DEVICE
+from tilework_lab.workloads.gentd26.family import GenTD26
+from tilework_lab.workloads.gentd26.table import ON_DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

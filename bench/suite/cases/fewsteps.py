@@ -19,9 +19,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.sim.config import SimConfig
-from tilework.sim.optimum.bound import on_time_bound
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
+from tilework_lab.optimum.bound import on_time_bound
 
 CHUNK_NS = 200 * NS_PER_MS
 """Of the default policy: a run of steps takes no longer, unless one step does."""

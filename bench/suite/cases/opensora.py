@@ -11,7 +11,7 @@ from suite.simulated_devices import LiveRun, faster, run, with_files, write_tabl
 from suite.stats import extremes, fmean, percentile
 from tilework.cost.table_file import read_table
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.ddit import DDiT
+from tilework_lab.workloads.ddit import DDiT
 
 BASELINES = ("fixed-sp1", "fixed-sp2", "fixed-sp4", "dp")
 

@@ -8,7 +8,6 @@ from itertools import count
 
 from suite.case import Check, Finding, Note, Table
 from suite.decision_times import FullSimulation, Thought, TimedController, shown
-from suite.papers import tridentserve
 from suite.stats import extremes, median, over_repeats, p99
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request
@@ -31,8 +30,13 @@ class Asked:
 
 
 PIPELINES = {
-    pipeline: Asked(workload=workload, table=table, parameters={"load": "medium"})
-    for pipeline, (workload, table) in tridentserve.PIPELINES.items()
+    pipeline: Asked(workload=f"tridentserve-{pipeline}", table=table, parameters={"load": "medium"})
+    for pipeline, table in (
+        ("sd3", "sd3medium_l20"),
+        ("flux", "flux1_l20"),
+        ("cogvideox", "cogvideox15_l20"),
+        ("hunyuanvideo", "hunyuanvideo_l20"),
+    )
 } | {"flux + hunyuanvideo": Asked(workload="coserving", table="flux1_l20+hunyuanvideo_l20")}
 """Those of TridentServe, and two side by side."""
 

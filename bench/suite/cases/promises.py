@@ -14,10 +14,10 @@ from suite.stats import Interval, bootstrap, exact, median
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import ns_from_s
+from tilework.cost.demand import demand_at
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
-from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Ending

@@ -21,14 +21,14 @@ from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable, graphs_of
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
-from tilework.policy.registry import policy
+from tilework.policy.registry import register
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
 
 _POLICY = "onepiece-as-divided"
-policy(_POLICY, is_extra=True)(lambda: OnePieceDispatch(moves=False))
+register(_POLICY, lambda: OnePieceDispatch(moves=False))
 _SIDE = 64
 _WARM = 2
 

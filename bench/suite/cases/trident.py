@@ -18,13 +18,13 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.published.tridentserve.bids import one_by_one, read_bids
-from tilework.policy.published.tridentserve.ilp import Solution, solve, value_of
 from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import EVERYWHERE, PoolOption, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Ways
 from tilework.policy.toolkit.tasks import Task, TaskReader
 from tilework.server.garbage import rare_collections
+from tilework_lab.policies.tridentserve_ilp import Solution, solve, value_of
 
 GOAL_SHARE = 0.995
 NOW_S = 60.0

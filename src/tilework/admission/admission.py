@@ -34,7 +34,7 @@ from tilework.core.interfaces import (
     RefusesRequests,
 )
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
-from tilework.policy.toolkit.demand import fastest, fits_at
+from tilework.cost.demand import fastest, fits_at
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs, others_text

@@ -22,7 +22,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, CostModel, Demand, DeviceView
 from tilework.core.request import Request
-from tilework.policy.toolkit.demand import reserved_at
+from tilework.cost.demand import reserved_at
 
 MOST_LOADED = 64
 """Only the first reservations may count on components that are there."""

@@ -20,7 +20,7 @@ from tilework.core.interfaces import Backlog, Block, Boundary, CostModel, Demand
 from tilework.core.pools import Within
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
-from tilework.policy.toolkit.demand import demand_at, usable_degree
+from tilework.cost.demand import demand_at, usable_degree
 from tilework.policy.toolkit.newcomer import Newcomer
 from tilework.policy.toolkit.wording import others_text
 

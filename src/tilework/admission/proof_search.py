@@ -15,7 +15,7 @@ from tilework.admission.what_if import WhatIf, due
 from tilework.core.interfaces import Block, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, Margin
-from tilework.policy.toolkit.demand import reserved_at
+from tilework.cost.demand import reserved_at
 
 Degrees = Callable[[Request, CostModel], Sequence[int]]
 """The degrees at which the policy may run a request."""

@@ -17,7 +17,7 @@ from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Block, Boundary, ClusterView, CostModel, JobView
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
 from tilework.core.work import Group, Preload, Start
-from tilework.policy.toolkit.demand import usable_degree
+from tilework.cost.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
 FORCED = "its deadline is promised, and it cannot wait any longer"

@@ -14,8 +14,8 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, Boundary, CostModel, DeviceView, JobView, Reserves
 from tilework.core.work import Group, Preload, Start
+from tilework.cost.demand import reserved_at
 from tilework.policy.toolkit.buddy_allocator import nodes
-from tilework.policy.toolkit.demand import reserved_at
 
 
 def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:

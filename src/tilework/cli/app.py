@@ -11,9 +11,7 @@ from tilework.cli.caching import quality
 from tilework.cli.commands import (
     agent,
     bench,
-    bound,
     classes,
-    compare,
     cost,
     demo,
     doctor,
@@ -30,6 +28,7 @@ from tilework.cli.commands import (
 )
 from tilework.cli.commands.checks import replay, verify
 from tilework.cli.console import UserError, console
+from tilework.cli.declared import add_declared
 from tilework.cli.options.common import examples
 from tilework.cli.options.groups import GroupedCommand
 
@@ -46,9 +45,7 @@ app.command("serve", epilog=serve.EXAMPLE, cls=GroupedCommand)(serve.command)
 app.command("agent", epilog=agent.EXAMPLE)(agent.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
-app.command("compare", epilog=compare.EXAMPLE)(compare.command)
 app.command("plan", epilog=plan.EXAMPLE)(plan.command)
-app.command("bound", epilog=bound.EXAMPLE)(bound.command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)
 app.command("timeline", epilog=timeline.EXAMPLE)(timeline.command)
@@ -63,6 +60,7 @@ app.add_typer(workload.app, name="workload")
 app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
+add_declared(app)
 
 
 def _print_version(wanted: bool) -> None:

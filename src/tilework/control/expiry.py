@@ -10,7 +10,7 @@ from tilework.control.recovery import Recovery
 from tilework.core.actions import Action, UseCache
 from tilework.core.interfaces import CostModel, Policy
 from tilework.core.request import Status
-from tilework.policy.toolkit.demand import fastest
+from tilework.cost.demand import fastest
 
 LATE = "even if nothing else ran from now on, it would be late"
 

@@ -10,8 +10,8 @@ from tilework.core.actions import Action
 from tilework.core.interfaces import Policy
 from tilework.core.request import EXACT_NEEDS_MORE
 from tilework.core.work import Work
+from tilework.cost.demand import fits_at, usable_degree
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.demand import fits_at, usable_degree
 
 
 class MemoryShortage:

@@ -1,72 +1,71 @@
-"""Policies by name. A new policy is a new file in a folder of this package, with a class under `@policy("name")`."""
+"""Policies by name: those that ship, those that installed packages declare, and any class as `module:Class`."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from functools import cache
-from typing import TypeVar
 
-import tilework.policy
 from tilework.core.interfaces import NeedsFuture, Policy
+from tilework.distribution import install_command
+from tilework.entry_points import NotThere, declared_places, load
 
 DEFAULT_POLICY = "tilework"
+ENTRY_POINTS = "tilework.policies"
+SHIPPED: Mapping[str, str] = {
+    DEFAULT_POLICY: "tilework.policy.lookahead.policy:LookaheadPolicy",
+    "ddit": "tilework.policy.published.ddit:DDiT",
+    "edf": "tilework.policy.published.edf:EarliestDeadlineFirst",
+    "fixed-sp1": "tilework.policy.published.fixed:SP1",
+    "fixed-sp2": "tilework.policy.published.fixed:SP2",
+    "fixed-sp4": "tilework.policy.published.fixed:SP4",
+    "fixed-sp8": "tilework.policy.published.fixed:SP8",
+    "onepiece": "tilework.policy.published.onepiece.policy:OnePiece",
+    "patchedserve": "tilework.policy.published.patchedserve:PatchedServe",
+    "tetriserve": "tilework.policy.published.tetriserve.policy:TetriServe",
+    "tridentserve": "tilework.policy.published.tridentserve.policy:TridentServe",
+}
+"""Places, `module:factory`, of the policies that every installation has: a class, or a function without arguments."""
+_GIVEN: dict[str, Callable[[], Policy]] = {}
+_METHODS = ("urgency_ns", "degrees", "demand", "plan")
 
 
 class UnknownPolicy(ValueError):
-    """No policy has this name; the message lists those that exist."""
-
-
-_REGISTRY: dict[str, Callable[[], Policy]] = {}
-_EXTRA: set[str] = set()
-_KEEPS_POOLS: set[str] = set()
-_MAY_FAIL: set[str] = set()
-Factory = TypeVar("Factory", bound=Callable[[], Policy])
-
-
-def policy(
-    name: str, *, is_extra: bool = False, keeps_pools: bool = False, may_fail: bool = False
-) -> Callable[[Factory], Factory]:
-    """Register a policy class (or a function that builds one) under `name`.
-
-    An extra one needs more than the base installation, a package or the bench, and raises UnknownPolicy where that is
-    missing. One that keeps pools starts the works of a pipeline only on devices that serve it. One that may fail has
-    requests fail that its division of the devices has no room for (`Plan.failures`).
-    """
-
-    def register(factory: Factory) -> Factory:
-        assert name not in _REGISTRY, f"two policies are called {name}"
-        _REGISTRY[name] = factory
-        _EXTRA.update({name} if is_extra else ())
-        _KEEPS_POOLS.update({name} if keeps_pools else ())
-        _MAY_FAIL.update({name} if may_fail else ())
-        return factory
-
-    return register
-
-
-@cache
-def _load_all() -> None:
-    for module in pkgutil.walk_packages(tilework.policy.__path__, prefix="tilework.policy."):
-        importlib.import_module(module.name)
+    """No policy has this name, or it cannot be built here; the message says why and names the remedy."""
 
 
 def policy_names() -> list[str]:
-    """The policies that every installation can build: what a seed chooses among them is the same everywhere."""
-    _load_all()
-    return sorted(_REGISTRY.keys() - _EXTRA)
+    """The policies that can be chosen by name: those that ship, and those that installed packages declare."""
+    return sorted(_places())
+
+
+def register(name: str, factory: Callable[[], Policy]) -> None:
+    """Give a policy a name in this process, for a program that varies one; no list of names has it."""
+    assert name not in {*_GIVEN, *_places()}, f"two policies are called {name}"
+    _GIVEN[name] = factory
 
 
 def make_policy(name: str) -> Policy:
-    """Build the policy called `name`. Raises UnknownPolicy."""
-    _load_all()
-    if name not in _REGISTRY:
-        close = get_close_matches(name, _REGISTRY, n=1)
+    """Build the policy called `name`, or the one at `name` if that is a place, `module:Class`. Raises UnknownPolicy."""
+    if name in _GIVEN:
+        return _GIVEN[name]()
+    place = name if ":" in name else _places().get(name)
+    if place is None:
+        close = get_close_matches(name, _places(), n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise UnknownPolicy(f"policy {name!r} does not exist; {hint}choose one of {', '.join(policy_names())}")
-    return _REGISTRY[name]()
+        raise UnknownPolicy(
+            f"policy {name!r} does not exist; {hint}choose one of {', '.join(policy_names())}, or give module:Class"
+            f"{_of_the_lab()}"
+        )
+    try:
+        policy = load(place)()
+    except (NotThere, ImportError, TypeError) as error:
+        raise UnknownPolicy(f"policy {name!r} cannot be built: {error}") from error
+    if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
+        raise UnknownPolicy(
+            f"policy {name!r} is a {type(policy).__name__}, which lacks {', '.join(missing)}; "
+            "give a class that has the methods of tilework.core.interfaces.Policy"
+        )
+    return policy  # type: ignore[no-any-return]
 
 
 def check_live(name: str) -> None:
@@ -79,21 +78,41 @@ def check_live(name: str) -> None:
 
 
 def keeps_pools(name: str) -> bool:
-    """Whether a policy starts the works of a pipeline only on devices that serve it."""
-    _load_all()
-    return name in _KEEPS_POOLS
+    """Return whether a policy runs a pipeline only on devices that serve it."""
+    return bool(getattr(make_policy(name), "keeps_pools", False))
 
 
 def may_fail(name: str) -> bool:
-    """Whether a policy has requests fail that its division of the devices has no room for."""
-    _load_all()
-    return name in _MAY_FAIL
+    """Return whether a policy fails requests that its division of the devices has no room for (`Plan.failures`)."""
+    return bool(getattr(make_policy(name), "may_fail", False))
+
+
+def downtime_ns(name: str) -> int:
+    """Return for how long a policy closes a device whose placement changes."""
+    return int(getattr(make_policy(name), "downtime_ns", 0))
 
 
 def check_pools(name: str, pipelines: Collection[str]) -> None:
-    """Raises UnknownPolicy if a policy does not keep pipelines to their devices, and these have some of their own."""
+    """Raises UnknownPolicy if some pipelines have devices of their own, and a policy does not keep them to these."""
     if pipelines and not keeps_pools(name):
         raise UnknownPolicy(
             f"policy {name!r} gives every device to every model, and {min(pipelines)!r} has devices of its own; choose "
-            f"{', '.join(sorted(_KEEPS_POOLS))}, or leave its devices out"
+            f"{', '.join(one for one in policy_names() if _can_keep_pools(one))}, or leave its devices out"
         )
+
+
+def _can_keep_pools(name: str) -> bool:
+    try:
+        return keeps_pools(name)
+    except UnknownPolicy:
+        return False  # A declared one that lacks a package here.
+
+
+def _places() -> Mapping[str, str]:
+    """A name that ships is never taken over by another package: event logs name their policy."""
+    return {**declared_places(ENTRY_POINTS), **SHIPPED}
+
+
+def _of_the_lab() -> str:
+    """A hint at the lab's policies, where the lab is not installed."""
+    return "" if declared_places(ENTRY_POINTS) else f"; policies of papers come with {install_command('lab')}"

@@ -46,14 +46,13 @@ from tilework.core.events import (
 )
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.request import Request, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s, s_from_ns
+from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Work
+from tilework.cost.demand import demand_at
 from tilework.cost.memory import FORGET_NS
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table
-from tilework.policy.published.tridentserve.policy import DOWNTIME_S
-from tilework.policy.registry import may_fail
-from tilework.policy.toolkit.demand import demand_at
+from tilework.policy.registry import downtime_ns, may_fail
 from tilework.sim.faults import Faults
 from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
@@ -63,7 +62,6 @@ from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
 # How long a placement may close devices, by policy.
-_DOWNTIMES_NS = {"tridentserve-downtime": ns_from_s(DOWNTIME_S)}
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
@@ -539,7 +537,7 @@ class Invariants:
         alone_ns = {uid: self._alone_ns[uid] for uid in self._urgency_ns}
         slowness = 2 * max(1.0, 1.5 * self._faults.size("slow") if "slow" in self._faults else 1.0)
         spare_ns = self._num_interruptions * INTERRUPTION_NS + self._delays_ns() + 10 * NS_PER_S
-        spare_ns += self._num_placements * _DOWNTIMES_NS.get(self._config.policy, 0)
+        spare_ns += self._num_placements * downtime_ns(self._config.policy)
         spare_ns += num_works * self._simulation.config.dispatch_ns_at(1)
         for uid, start_ns in self._first_start_ns.items():
             request, urgency_ns = self._requests[uid], self._urgency_ns[uid]

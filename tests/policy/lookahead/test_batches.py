@@ -29,12 +29,12 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.cost.demand import Speed
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.batch import Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.policy import LookaheadPolicy
-from tilework.policy.toolkit.demand import Speed
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace

@@ -16,8 +16,8 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.arrivals import TightClasses
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.sim.trace import Trace
-from tilework.sim.workloads.flood import Flood
 from tilework.sim.workloads.requests import to_requests
+from tilework_lab.workloads.flood import Flood
 
 # Of ten steps; the request of 64 px can wait for 0.2 s.
 STEPS = profile({64: {1: 0.1}, 128: {1: 1.0, 2: 0.6, 4: 0.4}})

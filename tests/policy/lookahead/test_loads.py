@@ -14,11 +14,11 @@ from builders import on_time, shipped, simulate
 from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.cost.demand import Speed
 from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.selection import Selection
-from tilework.policy.toolkit.demand import Speed
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests

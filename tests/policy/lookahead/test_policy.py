@@ -19,6 +19,7 @@ from tilework.core.events import Event
 from tilework.core.interfaces import ClusterView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.cost.demand import Speed
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
@@ -28,12 +29,11 @@ from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.rollout import simulate_ahead
 from tilework.policy.lookahead.selection import Selection
-from tilework.policy.toolkit.demand import Speed
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.requests import to_requests
-from tilework.sim.workloads.tetriserve import TetriServe
+from tilework_lab.workloads.tetriserve import TetriServe
 
 WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
 MS = NS_PER_MS

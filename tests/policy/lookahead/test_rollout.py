@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilework.core.time import NS_PER_MS as MS
+from tilework.cost.demand import Speed
 from tilework.policy.lookahead import rollout
 from tilework.policy.lookahead.allocation import Allocation, allocate
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.rollout import ends_ahead, simulate_ahead
 from tilework.policy.lookahead.step_sharing import ServiceOrder
-from tilework.policy.toolkit.demand import Speed
 
 SPEEDS = tuple(Speed(degree, step_ms * MS) for degree, step_ms in ((1, 101), (2, 61), (4, 43), (8, 37)))
 

@@ -14,6 +14,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Group
+from tilework.cost.demand import Speed, fastest_degree, head_and_tail_ns, optimal_degree
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.allocation import RemainingJob, allocate
@@ -22,7 +23,6 @@ from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.request_costs import RequestCosts
-from tilework.policy.toolkit.demand import Speed, fastest_degree, head_and_tail_ns, optimal_degree
 from tilework.sim.trace import Trace
 
 DECODE_S = {1: 4.0, 2: 2.2, 4: 1.9, 8: 2.0}

@@ -13,7 +13,7 @@ from quick import quick
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Group
-from tilework.policy.published.partition.division import divide, share
+from tilework_lab.policies.partition.division import divide, share
 
 VIDEO, STEPS = profile(CLIP_STEPS_S, decode_s=0.5), profile(CLIP_STEPS_S)
 

@@ -14,7 +14,7 @@ from tilework.core.work import Group
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
-from tilework.policy.published.gf_dit import BestFit
+from tilework_lab.policies.gf_dit import BestFit
 
 WIDE = table(degrees=(1, 2, 4))  # Ten steps with encode and decode take 1.06, 0.69 and 0.45 s on 1, 2 and 4 devices.
 STRICT, DROP = "gf-dit-edf-best-fit", "gf-dit-edf-best-fit-drop"
@@ -96,7 +96,7 @@ def test_no_bubble_opens_between_two_chunks() -> None:
 def test_shorter_chunks_keep_more_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the study of its published code has found."""
     requests, costs = flux_requests(150, 18, 1.0, seed=2), shipped("flux1dev_h100_eager")
-    monkeypatch.setitem(registry._REGISTRY, "long", lambda: BestFit(drops_to_best_effort=True, chunk_ns=NS_PER_S))
+    monkeypatch.setitem(registry._GIVEN, "long", lambda: BestFit(drops_to_best_effort=True, chunk_ns=NS_PER_S))
     short, long = (on_time(simulate(requests, policy, num_devices=8, costs=costs)) for policy in (DROP, "long"))
     assert short > long + 0.02
 

@@ -13,10 +13,10 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.policy import registry
-from tilework.policy.published.residency.lru import LeastRecentlyUsed
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
+from tilework_lab.policies.residency.lru import LeastRecentlyUsed
 
 POLICIES = ("fifo-load", "sticky", "lru", "deadline-lru", "deadline-belady")
 COSTS = shipped("gentd26")

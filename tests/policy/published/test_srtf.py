@@ -12,11 +12,11 @@ from builders import finished, groups, planned, poisson, profile, request, shipp
 from stages import DIFFUSE, at_start
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.cost.demand import Speed, step_speeds
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
-from tilework.policy.published.srtf import ShortestFirst
 from tilework.policy.toolkit.degrees import best_doubling, efficient_degree
-from tilework.policy.toolkit.demand import Speed, step_speeds
+from tilework_lab.policies.srtf import ShortestFirst
 
 SHORT_S, LONG_S = 0.06 + 0.2, 0.06 + 3.0  # Of two and of thirty steps.
 # A step of 192 px takes 200, 100 and 50 ms on 1, 2 and 4 devices; one of 64 px 100 ms on any number.
@@ -106,7 +106,7 @@ def test_a_long_request_is_passed_for_so_long_and_no_longer(monkeypatch: pytest.
     requests = stream_and(request("long", 0.3, steps=30))
     aged = simulate(requests, "srtf", num_devices=1).endings[0]
     assert 20 * (LONG_S - SHORT_S) < aged.latency_ns / NS_PER_S < 21 * LONG_S + 5
-    monkeypatch.setitem(registry._REGISTRY, "unaged", lambda: ShortestFirst(patience=10**6))
+    monkeypatch.setitem(registry._GIVEN, "unaged", lambda: ShortestFirst(patience=10**6))
     starved = simulate(requests, "unaged", num_devices=1)
     assert finished(starved)[-1] == "long"
 

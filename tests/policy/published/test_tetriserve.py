@@ -21,12 +21,12 @@ from tilework.core.interfaces import Demand
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import Group, Plan, Work
+from tilework.cost.demand import Segment, Speed, min_device_allocation, step_speeds
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.published.tetriserve.round_length import ClassBudget, RoundSearch, cheapest_ns, whole_steps
-from tilework.policy.toolkit.demand import Segment, Speed, min_device_allocation, step_speeds
 from tilework.policy.toolkit.knapsack import Option, solve_knapsack
 from tilework.policy.toolkit.order import DeadlineOrder
 
@@ -140,7 +140,7 @@ def test_the_chosen_round_is_among_the_best_there_are(
     requests = flux_requests(150, 14, scale, seed=1)
 
     def attained(round_ns: int) -> float:
-        monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=round_ns))
+        monkeypatch.setitem(registry._GIVEN, "rounds", lambda: TetriServe(round_ns=round_ns))
         return on_time(simulate(requests, "rounds", num_devices=8, costs=flux_table()))
 
     others = [attained(ns_from_s(0.15 * 1.84**index)) for index in range(5)]
@@ -205,7 +205,7 @@ class Rounds:
     """A controller with devices; `tell` returns the works that it starts, as (stage, job, devices, steps)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_devices: int = 4, costs: CostTable = WIDE) -> None:
-        monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
+        monkeypatch.setitem(registry._GIVEN, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
         self.controller = Controller(ControllerConfig(policy="rounds"), costs)
         self.wakes: list[int] = []
         self.works: list[Work] = []
@@ -412,7 +412,7 @@ def test_late_ones_do_not_starve_under_an_overload_that_never_ends(monkeypatch: 
     """
     assert TetriServe().urgency_ns(request("late", slo_s=2.4), dropped_to_best_effort=True) == 600 * NS_PER_S
     order = DeadlineOrder(late_patience_ns=120 * NS_PER_S)
-    monkeypatch.setitem(registry._REGISTRY, "hasty", lambda: TetriServe(order=order))
+    monkeypatch.setitem(registry._GIVEN, "hasty", lambda: TetriServe(order=order))
     requests = [request(str(index), index * 0.55, slo_s=2.4) for index in range(280)]
     trace = simulate(requests, "hasty", num_devices=1)
     waits = [ending.latency_ns for ending in trace.endings if ending.finish_ns < 154 * NS_PER_S]
@@ -433,13 +433,13 @@ def test_late_ones_take_nothing_from_those_that_can_be_on_time() -> None:
 
 def test_encode_that_leaves_no_room_for_a_step_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of 450 ms fits into a round of 500 ms, but not behind an encode of 100 ms."""
-    monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
+    monkeypatch.setitem(registry._GIVEN, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
     trace = simulate([request("a", steps=2)], "rounds", num_devices=1, costs=table(encode_s=0.1, step_s=0.45))
     assert [run.start_ns for run in trace.runs] == [0, 500 * NS_PER_MS, 1000 * NS_PER_MS, 1450 * NS_PER_MS]
 
 
 def test_a_step_that_is_longer_than_a_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._REGISTRY, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
+    monkeypatch.setitem(registry._GIVEN, "rounds", lambda: TetriServe(round_ns=500 * NS_PER_MS))
     trace = simulate([request("a", steps=3)], "rounds", num_devices=1, costs=table(step_s=1.2))
     assert trace.endings[0].latency_ns < 5 * NS_PER_S
 
@@ -451,7 +451,7 @@ def test_a_round_whose_work_is_done_is_over_with_ends_early(monkeypatch: pytest.
     """A step of 300 ms leaves a tail of 200 in a round of 500 ms, in which the next one could already run."""
     for name, ends_early in (("rounds", False), ("early", True)):
         build = partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=ends_early)
-        monkeypatch.setitem(registry._REGISTRY, name, build)
+        monkeypatch.setitem(registry._GIVEN, name, build)
     costs = table(encode_s=0.0, step_s=0.3, decode_s=0.0)
     late, early = (
         simulate([request("a", steps=2)], policy, num_devices=1, costs=costs) for policy in ("rounds", "early")
@@ -461,7 +461,7 @@ def test_a_round_whose_work_is_done_is_over_with_ends_early(monkeypatch: pytest.
 
 def test_a_round_lasts_while_a_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device that is done first waits: what runs in a round is decided at its beginning."""
-    monkeypatch.setitem(registry._REGISTRY, "early", partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=True))
+    monkeypatch.setitem(registry._GIVEN, "early", partial(TetriServe, round_ns=500 * NS_PER_MS, ends_early=True))
     requests = [request("long", steps=1, side=192), request("short", steps=1), request("third", 0.1, steps=1)]
     costs = table(encode_s=0.0, step_s=0.2, decode_s=0.0)  # At 192 px 450 ms.
     trace = simulate(requests, "early", num_devices=2, costs=costs)

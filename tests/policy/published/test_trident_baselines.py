@@ -27,15 +27,15 @@ from tilework.core.time import ns_from_s
 from tilework.core.work import NewPlacement
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.published.trident_baselines.aging import priority
-from tilework.policy.published.trident_baselines.baselines import buckets, one_degree, pooled_buckets
-from tilework.policy.published.trident_baselines.policy import TridentBaseline
 from tilework.policy.registry import make_policy
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
+from tilework_lab.policies.trident_baselines.aging import priority
+from tilework_lab.policies.trident_baselines.baselines import buckets, one_degree, pooled_buckets
+from tilework_lab.policies.trident_baselines.policy import TridentBaseline
 
 COLOCATED = ("trident-b1", "trident-b2", "trident-b3", "trident-b4")
 POOLED = ("trident-b5", "trident-b6")

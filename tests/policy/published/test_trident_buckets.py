@@ -15,10 +15,10 @@ from policy.published.l20_requests import TABLES, D, notes, of_size
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.roles import PlacementType, Role
-from tilework.policy.published.trident_baselines.baselines import pooled_buckets
-from tilework.policy.published.trident_baselines.buckets import bucket_sizes, cut_groups
-from tilework.policy.published.trident_baselines.layout import Layout, Line, line_of
-from tilework.policy.published.trident_baselines.profiles import SeenRequests
+from tilework_lab.policies.trident_baselines.baselines import pooled_buckets
+from tilework_lab.policies.trident_baselines.buckets import bucket_sizes, cut_groups
+from tilework_lab.policies.trident_baselines.layout import Layout, Line, line_of
+from tilework_lab.policies.trident_baselines.profiles import SeenRequests
 
 EDC = PlacementType.EDC
 

@@ -25,7 +25,6 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, one_by_one, read_bids
-from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import EVERYWHERE, Capacities, PoolOption, solve_quickly
@@ -35,6 +34,7 @@ from tilework.policy.toolkit import knapsack
 from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.policy.toolkit.tasks import TaskReader
+from tilework_lab.policies.tridentserve_ilp import solve, value_of
 
 # Sides of 64, 128 and 192: efficient on 1, on up to 2 and on up to 4 devices.
 STEPS_S = {
@@ -306,7 +306,7 @@ def test_a_request_that_needs_several_devices_does_not_wait_for_ever(
 ) -> None:
     """The wide one runs on four devices only; narrow ones, which can be on time, take each that comes free."""
     order = DeadlineOrder(patience_ns=20 * NS_PER_S, late_patience_ns=30 * NS_PER_S)
-    monkeypatch.setitem(registry._REGISTRY, "impatient", lambda: TridentServe(order=order))
+    monkeypatch.setitem(registry._GIVEN, "impatient", lambda: TridentServe(order=order))
     narrow_costs, wide_costs = table(), table(degrees=(4,), pipeline="video")
     costs = replace(narrow_costs, rows=narrow_costs.rows + wide_costs.rows)
     requests = [request(str(n), 0.2 * n, steps=9 + n % 3, slo_s=60.0) for n in range(200)]

@@ -20,10 +20,10 @@ from tilework.core.request import Request
 from tilework.core.work import NewPlacement
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.roles import PlacementType, role_of
-from tilework.policy.published.tridentserve.ilp import solve_by_ilp
 from tilework.policy.published.tridentserve.program import Solver, solve_quickly
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
+from tilework_lab.policies.tridentserve_ilp import solve_by_ilp
 
 TABLE = replace(FLUX, load_bytes_per_s=dict.fromkeys(FLUX.load_bytes_per_s, 1e15))
 NUM_DEVICES, SIZES = 4, ("1024x1024", "2048x2048", "3072x3072", "4096x4096")

@@ -251,7 +251,7 @@ def test_what_the_monitor_counts_can_be_asked_at_any_time_and_changes_nothing(mo
         policies.append(TridentServe())
         return policies[-1]
 
-    monkeypatch.setitem(registry._REGISTRY, "variant", make)
+    monkeypatch.setitem(registry._GIVEN, "variant", make)
     quiet, seen = serve(shift(), "variant", num_devices=16), list[PlacementStatus]()
     config = SimConfig(num_devices=16, hosts_have_read=True)
 
@@ -272,7 +272,7 @@ def test_what_the_monitor_counts_can_be_asked_at_any_time_and_changes_nothing(mo
 def test_runs_that_no_window_has_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where all stages fit on each device, and so no switch is ever looked for."""
     policy = TridentServe()
-    monkeypatch.setitem(registry._REGISTRY, "variant", lambda: policy)
+    monkeypatch.setitem(registry._GIVEN, "variant", lambda: policy)
     serve([ask(str(n), 4.0 * n, "512x512") for n in range(400)], "variant", replace(FLUX, memory_bytes=10**12))
     assert 100 < len(policy.orchestration.monitor._runs) < 300
 
@@ -340,7 +340,7 @@ def test_a_large_late_request_gets_its_turn(policy: str, monkeypatch: pytest.Mon
     """Small requests that can be on time keep all devices busy; the large one is late from the beginning."""
     made, order = registry.make_policy(policy), DeadlineOrder(late_patience_ns=40 * NS_PER_S)
     assert isinstance(made, TridentServe)
-    monkeypatch.setitem(registry._REGISTRY, "impatient", lambda: replace(made, order=order))
+    monkeypatch.setitem(registry._GIVEN, "impatient", lambda: replace(made, order=order))
     small = [ask(str(n), 0.4 * n, "1024x1024", slo=20.0) for n in range(400)]
     seen = serve([*small[:20], ask("large", 8.0, "4096x4096", slo=0.1), *small[20:]], "impatient")
     (ending,) = [one for one in seen.done.endings if one.request.uid == "large"]

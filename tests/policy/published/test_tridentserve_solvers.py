@@ -10,11 +10,11 @@ from builders import job
 from policy.published.tridentserve_runs import ED, EDC, FLUX, C, ask, by_declared, named, serve
 from tilework.core.request import Request
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.program import PoolOption, shortest_first, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Way, Ways
 from tilework.policy.toolkit.tasks import TaskPrices, TaskReader
+from tilework_lab.policies.tridentserve_ilp import solve, value_of
 
 
 def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[Way, ...]:

@@ -81,7 +81,7 @@ def serve(
 
 def named(monkeypatch: pytest.MonkeyPatch, make: Callable[[], TridentServe]) -> str:
     """The name of a variant of the policy for this test."""
-    monkeypatch.setitem(registry._REGISTRY, "variant", make)
+    monkeypatch.setitem(registry._GIVEN, "variant", make)
     return "variant"
 
 

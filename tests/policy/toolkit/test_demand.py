@@ -10,7 +10,7 @@ from builders import job, request
 from policy.drafted import COSTS, GRAPH
 from tilework.core.interfaces import Demand
 from tilework.core.time import NS_PER_MS
-from tilework.policy.toolkit.demand import (
+from tilework.cost.demand import (
     Speed,
     demand_at,
     demands_at,

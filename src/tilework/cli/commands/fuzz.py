@@ -80,7 +80,8 @@ def command(
         Path | None, typer.Option(help="With --seed: write the event log, for explain, timeline and replay.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="A name of docs/policies.md; by default each seed chooses one.")
+        str | None,
+        typer.Option(help="A name of docs/policies.md, or module:Class; by default each seed chooses one that ships."),
     ] = None,
     fault: Annotated[
         list[str] | None,

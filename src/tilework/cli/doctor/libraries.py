@@ -14,7 +14,7 @@ from tilework.cli.doctor.finding import Finding, error, ok, warning
 from tilework.distribution import install_command, python_wanted, requirements
 
 _BASE = ""
-_OPTIONAL = ("cluster", "gguf", "nvml", "quantize", "redis", "solve", "ucx")
+_OPTIONAL = ("cluster", "gguf", "nvml", "quantize", "redis", "ucx")
 """Extras that a server can do without."""
 _OF_VIDEOS = "av"
 """A server of pictures can do without it, too: `served.videos_finding` is about it."""

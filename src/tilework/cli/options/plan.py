@@ -41,7 +41,8 @@ Price = Annotated[
     ),
 ]
 Policy = Annotated[
-    str | None, typer.Option(help=f"A name of docs/policies.md; default {DEFAULT_POLICY}, or the log's.")
+    str | None,
+    typer.Option(help=f"A name of docs/policies.md, or module:Class; default {DEFAULT_POLICY}, or the log's."),
 ]
 Samples = Annotated[
     int, typer.Option(min=1, max=1000, help="The most samples of the traffic that decide about one number of devices.")

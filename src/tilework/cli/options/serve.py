@@ -177,7 +177,7 @@ class SchedulingGroup:
     """What runs where, and by which step times that is planned."""
 
     heading: ClassVar[str] = "Scheduling"
-    policy: Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")] = DEFAULT_POLICY
+    policy: Annotated[str, typer.Option(help="A name of docs/policies.md, or module:Class.")] = DEFAULT_POLICY
     cost: Annotated[
         str | None,
         typer.Option(

@@ -22,7 +22,8 @@ TrueCost = Annotated[
 ]
 Log = Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")]
 Policy = Annotated[
-    str | None, typer.Option(help=f"A name of docs/policies.md; default {DEFAULT_POLICY}, or the log's.")
+    str | None,
+    typer.Option(help=f"A name of docs/policies.md, or module:Class; default {DEFAULT_POLICY}, or the log's."),
 ]
 MaxBatch = Annotated[
     int | None, typer.Option(min=1, help="Most requests in one forward pass; default 12, or the log's.")

@@ -18,7 +18,6 @@ from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live
-from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of
 from tilework.sim.config import SimConfig
 from tilework.sim.plan.error import ComparedWith, PastRun
 from tilework.sim.plan.interval import num_to_show
@@ -26,6 +25,7 @@ from tilework.sim.plan.mix import unknown_pipelines
 from tilework.sim.plan.search import numbers_of
 from tilework.sim.plan.traffic import Drawn, Resampled, Traffic
 from tilework.sim.plan.trial import Question
+from tilework.sim.workloads.cells import BadCell, Cell, Devices, cell_of
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests, check_requests, to_requests

@@ -33,7 +33,7 @@ from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, START_MARGINS
 from tilework.core.work import Group, Start, Work
-from tilework.policy.toolkit.demand import reserved_at
+from tilework.cost.demand import reserved_at
 
 NO_COMPONENTS = Memory()
 NO_JOB = -1

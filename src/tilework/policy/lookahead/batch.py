@@ -13,9 +13,9 @@ from tilework.core.interfaces import JobView
 from tilework.core.request import Shape
 from tilework.core.time import Margin
 from tilework.core.work import Start
+from tilework.cost.demand import Speed
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
-from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_stage, start_steps, steps_in_chunk
 
 LEAST_SAVED = 0.1  # Of the time of a run apart. With less saved, requests that come later lose more than these gain.

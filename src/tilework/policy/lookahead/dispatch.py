@@ -10,13 +10,13 @@ from math import inf
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, DeviceView, JobView
 from tilework.core.work import Group, Start
+from tilework.cost.demand import fastest_degree, optimal_degree
 from tilework.policy.lookahead.batch import Batch
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, is_idle, num_chunks
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework.policy.toolkit.demand import fastest_degree, optimal_degree
 from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
 from tilework.policy.toolkit.wording import devices_text, explain
 

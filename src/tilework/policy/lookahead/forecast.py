@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
-from tilework.policy.toolkit.demand import Speed
+from tilework.cost.demand import Speed
 
 NO_JOB = -1  # Numbers of jobs begin at 0.
 

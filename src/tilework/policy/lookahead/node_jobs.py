@@ -11,10 +11,10 @@ from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import START_MARGINS, Margins
 from tilework.core.work import Group, Work
+from tilework.cost.demand import Speed
 from tilework.policy.lookahead.arrivals import DueArrivals, TightClasses
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
 from tilework.policy.toolkit.best_effort import drop_reason
-from tilework.policy.toolkit.demand import Speed
 
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.

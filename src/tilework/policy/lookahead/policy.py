@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Cursor
@@ -27,7 +28,6 @@ from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.lookahead.selection import Selection
-from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.known_demands import ByClass
 
@@ -37,7 +37,6 @@ _MOST_DECIDED = 4096
 _GRACE = 0.5  # Of the shortest time that a request takes alone.
 
 
-@policy("tilework", keeps_pools=True)
 @dataclass(slots=True, kw_only=True)
 class LookaheadPolicy(DeadlinePolicy):
     """Keep as many deadlines as possible, at every event.
@@ -49,6 +48,8 @@ class LookaheadPolicy(DeadlinePolicy):
     pays. No request starves: once it has waited `patience` times as long as it takes alone, divided by its weight, a
     request goes before all that have deadlines. Requests whose deadline cannot be met go by that point from the start.
     """
+
+    keeps_pools: ClassVar[bool] = True
 
     chunk_ns: int = 200 * NS_PER_MS  # How often it decides for a device: a decision takes as long for any model.
     patience: float = 300.0

@@ -9,9 +9,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, StepClass, cost_key, step_key
-from tilework.policy.lookahead.batch import LEAST_SAVED
-from tilework.policy.toolkit.degrees import best_doubling
-from tilework.policy.toolkit.demand import (
+from tilework.cost.demand import (
     Speed,
     fastest_degree,
     head_and_tail_ns,
@@ -19,6 +17,8 @@ from tilework.policy.toolkit.demand import (
     step_speeds,
     worthwhile,
 )
+from tilework.policy.lookahead.batch import LEAST_SAVED
+from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.known_demands import ByClass
 
 _UNKNOWN = (0, None)

@@ -9,9 +9,9 @@ from tilework.core.graph.progress import Piece
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
+from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.feasible import Footprint
 from tilework.policy.placement.roles import Role, role_of
-from tilework.policy.toolkit.demand import optimal_degree
 
 
 def pieces_by_role(request: Request, costs: CostModel) -> Mapping[Role, Sequence[Piece]]:

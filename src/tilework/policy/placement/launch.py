@@ -10,9 +10,9 @@ from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.core.work import Group, Start
+from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.roles import Role, role_of
-from tilework.policy.toolkit.demand import optimal_degree
 
 
 @dataclass(slots=True)

@@ -21,11 +21,11 @@ from tilework.core.graph.progress import Piece
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
+from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.demand import ClassDemand
 from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
 from tilework.policy.placement.footprints import pieces_by_role, weight_bytes
 from tilework.policy.placement.roles import Role
-from tilework.policy.toolkit.demand import optimal_degree
 
 _NO_LIMIT = 1 << 62
 """More bytes than any device has."""

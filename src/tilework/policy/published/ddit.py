@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan
-from tilework.policy.registry import policy
+from tilework.cost.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.degrees import best_doubling
-from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import devices_text
@@ -155,7 +153,3 @@ def _best(task: Task) -> Speed:
     """The speed at B; of a job without steps, that of one device."""
     degree = best_doubling(task.group_speeds)
     return next(speed for speed in task.group_speeds if speed.degree == degree)
-
-
-policy("ddit")(DDiT)
-policy("ddit-drop")(partial(DDiT, drops_to_best_effort=True))

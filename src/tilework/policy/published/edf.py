@@ -10,16 +10,14 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan
-from tilework.policy.registry import policy
+from tilework.cost.demand import demand_at
 from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.demand import demand_at
 from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane, LaneDivision
 from tilework.policy.toolkit.order import DeadlineOrdered, by_urgency, jobs_at_hand
 from tilework.policy.toolkit.wording import explain
 
 
-@policy("edf")
 @dataclass(slots=True, kw_only=True)
 class EarliestDeadlineFirst(DeadlineOrdered):
     """Serve the earliest deadline first, each job on one device; a more urgent job takes over at the end of a chunk.

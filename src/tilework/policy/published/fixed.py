@@ -11,8 +11,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.registry import policy
-from tilework.policy.toolkit.demand import demand_at, usable_degree
+from tilework.cost.demand import demand_at, usable_degree
 from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
 from tilework.policy.toolkit.open_devices import Lane, LaneDivision
 from tilework.policy.toolkit.order import ArrivalOrdered, jobs_at_hand
@@ -68,5 +67,4 @@ class FixedDegree(ArrivalOrdered):
         return "" if profiled == self.degree else f"; its pipeline was profiled for {devices_text(profiled)} at most"
 
 
-for _degree in (1, 2, 4, 8):
-    policy(f"fixed-sp{_degree}")(partial(FixedDegree, degree=_degree))
+SP1, SP2, SP4, SP8 = (partial(FixedDegree, degree=degree) for degree in (1, 2, 4, 8))

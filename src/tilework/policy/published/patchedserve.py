@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel, JobView
 from tilework.core.request import Request
-from tilework.policy.registry import policy
+from tilework.cost.demand import demand_at
 from tilework.policy.toolkit.best_effort import drop_reason, late_jobs
 from tilework.policy.toolkit.continuous_batching import (
     BatchChoice,
@@ -16,11 +16,9 @@ from tilework.policy.toolkit.continuous_batching import (
     first_batch,
     may_join,
 )
-from tilework.policy.toolkit.demand import demand_at
 from tilework.policy.toolkit.order import DeadlineOrder
 
 
-@policy("patchedserve")
 @dataclass(slots=True, kw_only=True)
 class PatchedServe(ContinuousBatching):
     """Algorithm 1: requests enter the batch of a device, one by one, as long as no member is late by that.

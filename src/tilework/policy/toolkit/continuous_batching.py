@@ -12,7 +12,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView,
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Start
-from tilework.policy.toolkit.demand import demand_at
+from tilework.cost.demand import demand_at
 from tilework.policy.toolkit.open_devices import is_open, next_open_ns
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
 from tilework.policy.toolkit.starts import start_at_once, start_steps, steps_in_chunk

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Request
-from tilework.policy.toolkit.demand import fitting_degrees
+from tilework.cost.demand import fitting_degrees
 from tilework.policy.toolkit.known_demands import Choices, KnownDemands
 from tilework.policy.toolkit.order import DeadlineOrdered
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tilework.cost.degrees import EFFICIENT
-from tilework.policy.toolkit.demand import Speed
+from tilework.cost.demand import Speed
 
 _LEAST_GAIN = 0.25
 

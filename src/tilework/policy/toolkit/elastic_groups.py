@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView
 from tilework.core.work import Group, Plan, Start
+from tilework.cost.demand import Speed
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
-from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.open_devices import LEAD_NS, is_open, next_open_ns
 from tilework.policy.toolkit.starts import steps_in_chunk
 from tilework.policy.toolkit.tasks import Task, tasks_at_hand

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heapreplace
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.work import Plan, Start, Work
-from tilework.policy.toolkit.demand import usable_degree
+from tilework.cost.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane
 from tilework.policy.toolkit.starts import steps_in_chunk
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Bounded, Key, Request, RequestClass, Value, cost_key
-from tilework.policy.toolkit.demand import demands_at, quickest
+from tilework.cost.demand import demands_at, quickest
 
 
 class ByClass(Bounded[Key, Value]):

@@ -10,7 +10,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import Group, Start
-from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds
+from tilework.cost.demand import Speed, head_and_tail_ns, step_speeds
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import fsum, inf
 
 from tilework.control.controller import Controller
 from tilework.core.interfaces import Policy
-from tilework.core.request import Request
+from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
@@ -25,10 +26,10 @@ from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Traffic as Taken
 from tilework.policy.registry import make_policy
-from tilework.sim.compare.figures import figures_of
-from tilework.sim.compare.stopwatch import without_collections
+from tilework.sim.garbage import without_collections
 from tilework.sim.plan.trial import Question
 from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Ending
 
 MOST_ROUNDS = 8
 """How often the division is changed at most."""
@@ -162,10 +163,23 @@ class _Study:
             self._question.controller, self._table, self._sim, make_controller=partial(Controller, policy=policy)
         )
         with without_collections():
-            figures = figures_of(simulation.run(self._requests))
-        found = Partition(counts=counts, rate_per_s=rate_per_s, attainment=figures.attainment, mean_s=figures.mean_s)
+            endings = simulation.run(self._requests).endings
+        found = Partition(
+            counts=counts, rate_per_s=rate_per_s, attainment=_attainment(endings), mean_s=_mean_s(endings)
+        )
         self._on_done(found)
         return found
+
+
+def _attainment(endings: Sequence[Ending]) -> float | None:
+    due = [one for one in endings if one.request.deadline_ns is not None]
+    return sum(one.on_time for one in due) / len(due) if due else None
+
+
+def _mean_s(endings: Sequence[Ending]) -> float:
+    """Mean latency; infinite if a request has no image."""
+    is_whole = all(one.status is Status.DONE for one in endings)
+    return fsum(s_from_ns(one.latency_ns) for one in endings) / len(endings) if is_whole else inf
 
 
 def _neighbours(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -14,8 +14,8 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.cost.table import CostTable
-from tilework.sim.compare.stopwatch import without_collections
 from tilework.sim.config import SimConfig
+from tilework.sim.garbage import without_collections
 from tilework.sim.plan.interval import Block
 from tilework.sim.plan.judge import Decided, Judge
 from tilework.sim.plan.traffic import AS_ASKED, Sample, Size, Traffic, WhatIf, num_samples, sample_of

@@ -13,9 +13,9 @@ from tilework.admission.loads import load_bound_ns
 from tilework.control.controller import ControllerConfig
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
+from tilework.cost.demand import demand_at, step_degrees
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.registry import policy_names
-from tilework.policy.toolkit.demand import demand_at, step_degrees
+from tilework.policy.registry import SHIPPED
 from tilework.sim.config import SimConfig
 from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
@@ -64,7 +64,7 @@ def faultless_scenario(seed: int, policy: str | None = None, changes: bool | Non
     made = Scenario(
         seed=seed,
         controller=ControllerConfig(
-            policy=random.choice(policy_names()) if policy is None else policy,
+            policy=random.choice(list(SHIPPED)) if policy is None else policy,
             max_jobs=random.choice((10, 1000, 1000)),
             max_residents=random.choice((1, 4, 64)),
             max_batch=random.choice((1, 2, 12, 12)),

@@ -16,7 +16,7 @@ from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
-from tilework.policy.registry import keeps_pools, make_policy, policy_names
+from tilework.policy.registry import SHIPPED, keeps_pools, make_policy
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
 from tilework.sim.models.changes import TimedChange
@@ -104,7 +104,7 @@ def scenario(
     made = Scenario(
         seed=seed,
         controller=ControllerConfig(
-            policy=random.choice(policy_names()) if policy is None else policy,
+            policy=random.choice(list(SHIPPED)) if policy is None else policy,
             max_attempts=random.choice((2, 3, 5)),
             max_jobs=1000 if is_overload else random.choice((10, 1000, 1000)),
             max_residents=random.choice((1, 4, 64)),

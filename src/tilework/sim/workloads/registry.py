@@ -1,4 +1,4 @@
-"""Workloads by name."""
+"""Workloads by name: those that ship, and those that installed packages declare."""
 
 from __future__ import annotations
 
@@ -7,69 +7,49 @@ from dataclasses import Field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from tilework.sim.workloads.coserving import CoServing
-from tilework.sim.workloads.ddit import DDiT
+from tilework.distribution import install_command
+from tilework.entry_points import NotThere, declared_places, load
 from tilework.sim.workloads.family import Family
-from tilework.sim.workloads.flood import Flood
-from tilework.sim.workloads.gentd26.family import GenTD26
-from tilework.sim.workloads.heavy_tail import HeavyTail
-from tilework.sim.workloads.in_phase import InPhase
-from tilework.sim.workloads.ladder import Ladder
-from tilework.sim.workloads.mixes import TableMixes
-from tilework.sim.workloads.one_degree import OneDegree
 from tilework.sim.workloads.parameters import parsed, unknown
-from tilework.sim.workloads.patchedserve import PatchedServeSd3, PatchedServeSdxl
-from tilework.sim.workloads.promises import Promises
-from tilework.sim.workloads.tetriserve import TetriServe
-from tilework.sim.workloads.tridentserve import (
-    TridentServeCogVideoX,
-    TridentServeFlux,
-    TridentServeHunyuanVideo,
-    TridentServeSd3,
-)
-from tilework.sim.workloads.unreachable import Unreachable
-from tilework.sim.workloads.wide_after_narrow import WideAfterNarrow
 
-_FAMILIES: tuple[type[Family], ...] = (
-    TetriServe,
-    DDiT,
-    TridentServeSd3,
-    TridentServeFlux,
-    TridentServeCogVideoX,
-    TridentServeHunyuanVideo,
-    PatchedServeSd3,
-    PatchedServeSdxl,
-    GenTD26,
-    TableMixes,
-    CoServing,
-    HeavyTail,
-    WideAfterNarrow,
-    Unreachable,
-    OneDegree,
-    Promises,
-    Flood,
-    InPhase,
-    Ladder,
-)
+ENTRY_POINTS = "tilework.workloads"
+SHIPPED: Mapping[str, str] = {
+    "mixes": "tilework.sim.workloads.mixes:TableMixes",
+    "coserving": "tilework.sim.workloads.coserving:CoServing",
+    "heavy-tail": "tilework.sim.workloads.heavy_tail:HeavyTail",
+}
+"""Places, `module:Class`, of the workloads that every installation has."""
 
 
 class UnknownWorkload(ValueError):
-    """There is no workload of this name; the message lists those that there are."""
+    """No workload has this name, or its class cannot be used; the message lists those that exist."""
 
 
 def workload_names() -> tuple[str, ...]:
-    """Published evaluations first."""
-    return tuple(each.name for each in _FAMILIES)
+    """Those that ship first."""
+    return tuple(_places())
 
 
 def family(name: str) -> type[Family]:
-    """Raises UnknownWorkload."""
-    for each in _FAMILIES:
-        if each.name == name:
-            return each
-    near = get_close_matches(name, workload_names(), n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(workload_names())}"
-    raise UnknownWorkload(f"there is no workload {name!r}; {remedy}")
+    """Return the class of a workload by its name, or by its place, `module:Class`. Raises UnknownWorkload."""
+    place = name if ":" in name else _places().get(name)
+    if place is None:
+        near = get_close_matches(name, workload_names(), n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(workload_names())}"
+        lab = "" if declared_places(ENTRY_POINTS) else f"; workloads of papers come with {install_command('lab')}"
+        raise UnknownWorkload(f"there is no workload {name!r}; {remedy}{lab}")
+    try:
+        found = load(place)
+    except (NotThere, ImportError) as error:
+        raise UnknownWorkload(f"workload {name!r} cannot be used: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Family)):
+        raise UnknownWorkload(f"workload {name!r} is no class derived from tilework.sim.workloads.family.Family")
+    return found
+
+
+def _places() -> Mapping[str, str]:
+    """A name that ships is never taken over by another package."""
+    return {**SHIPPED, **{name: at for name, at in declared_places(ENTRY_POINTS).items() if name not in SHIPPED}}
 
 
 def parameters_of(workload: type[Family]) -> dict[str, Field[Any]]:

@@ -19,6 +19,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView, PlacementStatus
 from tilework.core.request import Request
 from tilework.core.work import Group, Plan, Start
+from tilework.cost.demand import demand_at
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.placement.utilisation import UtilisationRule, proportional
@@ -26,7 +27,6 @@ from tilework.policy.published.onepiece.modes import Mode, narrowed
 from tilework.policy.published.onepiece.node_manager import Divide, NodeManager
 from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Traffic
-from tilework.policy.toolkit.demand import demand_at
 from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework.policy.toolkit.wording import devices_text
 

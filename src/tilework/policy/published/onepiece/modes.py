@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
+from tilework.cost.demand import optimal_degree, step_degrees, usable_degree
 from tilework.policy.placement.footprints import pieces_by_role
 from tilework.policy.placement.profile import optimal_for
 from tilework.policy.placement.roles import Role
-from tilework.policy.toolkit.demand import optimal_degree, step_degrees, usable_degree
 
 
 class Mode(Enum):

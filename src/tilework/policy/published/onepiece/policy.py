@@ -9,10 +9,8 @@ from tilework.core.actions import Reject
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
-from tilework.policy.published.onepiece.modes import Mode
 from tilework.policy.published.onepiece.request_monitor import Claim, RateLimit, RequestMonitor
 from tilework.policy.published.onepiece.services import Service
-from tilework.policy.registry import policy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,10 +56,3 @@ class OnePiece(OnePieceDispatch):
             for service, run in self._traffic.parts(request, costs).items()
             if (num := self._manager.num_workers(service))
         }
-
-
-policy("onepiece")(OnePiece)
-policy("onepiece-collaboration")(lambda: OnePiece(mode=Mode.COLLABORATION))
-policy("onepiece-individual")(lambda: OnePiece(mode=Mode.INDIVIDUAL))
-policy("onepiece-wo-utilisation")(lambda: OnePiece(moves=False))
-policy("onepiece-wo-reject")(OnePieceDispatch)

@@ -10,13 +10,12 @@ from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
+from tilework.cost.demand import Speed
 from tilework.policy.published.tetriserve.round import Round
 from tilework.policy.published.tetriserve.round_length import ClassBudget, RoundSearch
 from tilework.policy.published.tetriserve.round_plan import RoundPlan
-from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
-from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.tasks import Task, tasks_at_hand
 
@@ -25,7 +24,6 @@ _MOST_CLASSES = 8
 _SOONEST, _LATEST = 4, 256
 
 
-@policy("tetriserve")
 @dataclass(slots=True, kw_only=True)
 class TetriServe(DeadlinePolicy):
     """Plan in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
@@ -123,6 +121,3 @@ def _is_idle(view: ClusterView) -> bool:
 def _is_abandoned(view: ClusterView) -> bool:
     """Whether all devices are idle, and no waiting job has its state on some of them."""
     return _is_idle(view) and not any(job.last_devices for job in view.waiting())
-
-
-policy("tetriserve-early")(partial(TetriServe, ends_early=True))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.cost.demand import Segment, Speed, min_device_allocation
 from tilework.policy.published.tetriserve.round_length import whole_steps
-from tilework.policy.toolkit.demand import Segment, Speed, min_device_allocation
 from tilework.policy.toolkit.tasks import Task
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from tilework.core.time import s_from_ns
 from tilework.core.work import Group
+from tilework.cost.demand import Segment, Speed
 from tilework.policy.published.tetriserve.round import Round
-from tilework.policy.toolkit.demand import Segment, Speed
 from tilework.policy.toolkit.tasks import NO_STEPS, Task
 from tilework.policy.toolkit.wording import explain
 

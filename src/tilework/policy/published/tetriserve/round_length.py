@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, log
 
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.policy.toolkit.demand import Speed
+from tilework.cost.demand import Speed
 
 _SHORTEST_NS, _LONGEST_NS = 100 * NS_PER_MS, 2 * NS_PER_S
 _WAIT, _WAIT_IF_EARLY, _TAIL_IF_EARLY, _MISSED_WEIGHT = 1.5, 1.0, 0.5, 2.0

@@ -10,6 +10,7 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Shape
 from tilework.core.work import Group, Start
+from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.profile import ClassProfile
@@ -19,7 +20,6 @@ from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.monitor import PoolRun
 from tilework.policy.published.tridentserve.ways import Profiles, Way
-from tilework.policy.toolkit.demand import optimal_degree
 from tilework.policy.toolkit.open_devices import LEAD_NS
 from tilework.policy.toolkit.tasks import Task, TaskReader
 from tilework.policy.toolkit.wording import devices_text, explain

@@ -18,27 +18,22 @@ from itertools import islice
 
 from tilework.core.interfaces import ClusterView, CostModel, PlacementStatus
 from tilework.core.request import Request
-from tilework.core.time import NS_PER_MS, ns_from_s
+from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
+from tilework.cost.demand import step_speeds
 from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, batched, one_by_one, read_bids
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
-from tilework.policy.published.tridentserve.ilp import check_solver, solve_by_ilp
 from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
-from tilework.policy.published.tridentserve.program import Solver, shortest_first, solve_quickly
+from tilework.policy.published.tridentserve.program import Solver, solve_quickly
 from tilework.policy.published.tridentserve.ways import Ways
-from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.degrees import efficient_speeds
-from tilework.policy.toolkit.demand import step_speeds
 from tilework.policy.toolkit.open_devices import OpenDevices
 from tilework.policy.toolkit.order import by_urgency
 from tilework.policy.toolkit.tasks import Task, TaskPrices, TaskReader
-
-DOWNTIME_S = 45.0
-"""How long a device that is stopped and loaded anew is away: ours, the paper says "an extended interval"."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +90,11 @@ class TridentServe(DeadlinePolicy):
     _up: OpenDevices = field(init=False, default_factory=OpenDevices)
     _prices: TaskPrices = field(init=False, default_factory=TaskPrices)
     _ways: Ways | None = field(init=False, default=None)
+
+    @property
+    def downtime_ns(self) -> int:
+        """Time for which a device whose placement changes is closed."""
+        return self.orchestration.downtime_ns
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return [speed.degree for speed in efficient_speeds(step_speeds(request, costs))]
@@ -208,17 +208,3 @@ def _go_first(dispatch: Dispatch, bid: Bid) -> None:
     way = narrow[0]
     wide = [node for node in devices.layout.nodes(way.pool) if len(node) >= way.degree]
     devices.take_some(max(wide, key=devices.num_open), way.degree)
-
-
-def _by_ilp() -> TridentServe:
-    """Raises UnknownPolicy without the solver."""
-    check_solver()
-    return TridentServe(solver=solve_by_ilp)
-
-
-policy("tridentserve")(TridentServe)
-policy("tridentserve-ilp", is_extra=True)(_by_ilp)
-policy("tridentserve-wo-switch")(lambda: TridentServe(orchestration=Orchestration(switches=False)))
-policy("tridentserve-wo-stageaware")(lambda: TridentServe(is_stage_aware=False))
-policy("tridentserve-wo-scheduler")(lambda: TridentServe(solver=shortest_first))
-policy("tridentserve-downtime")(lambda: TridentServe(orchestration=Orchestration(downtime_ns=ns_from_s(DOWNTIME_S))))

@@ -1,0 +1,50 @@
+"""The baselines of DDiT §6.1 beside fixed degrees: clusters for types of requests, isolated or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilework.core.request import Request
+from tilework.cost.demand import Speed
+from tilework.policy.toolkit.degrees import best_doubling
+from tilework_lab.policies.partition.bucketed import by_size
+from tilework_lab.policies.partition.division import Bucket
+from tilework_lab.policies.partition.policy import BucketStats, Partition
+
+
+def static_partition() -> Partition:
+    """Static partition, cluster isolation: clusters by the number of requests of each type, all of one fixed degree.
+
+    Source: DDiT §6.1, which leaves the degree open, but has more instances in a cluster than with `dpci`. Here it is
+    one device, or as many as a request needs to fit. A type is a bucket of sizes (see `by_size`).
+    """
+    return Partition(bucket_of=by_size, degree_of=_narrowest, weigh=_count)
+
+
+def dynamic_partition_isolated() -> Partition:
+    """Dynamic partition, cluster isolation: the same number of groups for each type, each as wide as B of the type.
+
+    Source: DDiT §6.1. B is that of `ddit` (see `best_doubling`). Requests with one B are one type here; in the paper
+    each type has a B of its own. A remaining device, one of eight with B of 1, 2 and 4, is not idle but another group.
+    """
+    return Partition(bucket_of=_by_best_degree, degree_of=best_doubling, weigh=None)
+
+
+def dynamic_partition() -> Partition:
+    """Dynamic partition: `dpci`, but a request whose cluster is busy goes to an idle group of a narrower one.
+
+    Source: DDiT §6.1. It describes downgrades only, so narrow requests do not go to wide groups.
+    """
+    return Partition(bucket_of=_by_best_degree, degree_of=best_doubling, weigh=None, borrows=True)
+
+
+def _by_best_degree(request: Request, speeds: Sequence[Speed]) -> Bucket:
+    return best_doubling(speeds), "", False
+
+
+def _narrowest(speeds: Sequence[Speed]) -> int:
+    return speeds[0].degree
+
+
+def _count(stats: BucketStats) -> int:
+    return stats.count

@@ -1,0 +1,109 @@
+"""A Stable Diffusion service with many checkpoints on few devices, fitted to the trace GenTD26."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp, log
+from random import Random
+from typing import ClassVar
+
+from tilework.core.request import Shape
+from tilework.formats.workload import WorkloadRequest
+from tilework.sim.workloads.family import Family, Item, numbered, request_of, stream
+from tilework.sim.workloads.parameters import parameter
+from tilework_lab.workloads.gentd26.fit import Fit, read_fit
+from tilework_lab.workloads.gentd26.users import Asked, Choices, Users
+
+S_PER_HOUR = 3600
+_EARLIER_DAYS = 3  # Before the day that counts, so that some of its users have come before.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenTD26(Family):
+    """Hours of a working day of a service with 73 checkpoints, fitted to a production trace.
+
+    Sessions begin at random at the rates of the day; their users, checkpoints, numbers of pictures and steps, lengths
+    and gaps have the fitted distributions. A request for n pictures is one request whose shape has n frames: the cost
+    table gives it the time of n pictures on one device. A deadline is `slo` times the inference alone, without loads.
+
+    Ours: sizes, which the trace lacks; the inference time by pictures and pixels; deadlines; which of a user's earlier
+    checkpoints a switch goes back to. Left out: LoRAs (4.5 s for a sixth of the requests), failures (1.3%), the day's
+    own busyness, and the share of the session length that is the user's (2%).
+
+    Source: GenTD26 (cluster-trace-v2026-GenAI of github.com/alibaba/clusterdata; Lin et al., SoCC 2025). The package
+    has parameters fitted to it, and no row of it.
+    """
+
+    name: ClassVar[str] = "gentd26"
+    source: ClassVar[str] = "GenTD26 (fitted)"
+    about: ClassVar[str] = "many checkpoints on few devices"
+    table: ClassVar[str] = "gentd26"
+    num_devices: ClassVar[int] = 4
+
+    load: float = parameter(0.5, "Inference work over capacity by the rates of the fit; a tenth less comes.", above=0)
+    slo: float = parameter(3.5, "Deadline over the inference time.", above=0)
+    from_hour: int = parameter(14, "The hour of the day when the workload begins.", least=0, most=23)
+    to_hour: int = parameter(18, "The hour of the day when it ends.", least=1, most=24)
+    devices: int = parameter(4, "The devices that `load` is for.", least=1)
+
+    def __post_init__(self) -> None:
+        Family.__post_init__(self)  # Dataclasses with slots know no super().
+        if self.to_hour <= self.from_hour:
+            raise self.refuse("to_hour", f"use an hour after {self.from_hour}, or an earlier from_hour")
+
+    def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
+        """The requests of a day, after some others that make its users known; times count from `from_hour`."""
+        fit = read_fit()
+        users = Users(fit, stream(seed, "users"))
+        begin_s, end_s = self.from_hour * S_PER_HOUR, self.to_hour * S_PER_HOUR
+        day: list[tuple[float, Asked]] = []
+        for number in range(_EARLIER_DAYS + 1):
+            day = list(self._day(fit, users, seed, number))
+        return numbered(self._request(at_s - begin_s, asked) for at_s, asked in day if begin_s <= at_s < end_s)
+
+    def _day(self, fit: Fit, users: Users, seed: int, number: int) -> Iterator[tuple[float, Asked]]:
+        """The requests of one day and when they come, session by session."""
+        arrivals, lengths = stream(seed, f"sessions of day {number}"), stream(seed, f"gaps of day {number}")
+        choices = Choices(fit, stream(seed, f"choices of day {number}"))
+        for begin_s in self._sessions_s(fit, arrivals):
+            user, at_s = users.next(), begin_s
+            for index in range(_length(fit, lengths)):
+                at_s += _gap_s(fit, lengths) if index else 0.0
+                yield at_s, choices.next(user, in_session=index > 0)
+
+    def _sessions_s(self, fit: Fit, rng: Random) -> Iterator[float]:
+        """When sessions begin, ascending: a Poisson process with the rate of each hour, scaled to the load."""
+        rates = fit.sessions_per_hour
+        hours = rates[self.from_hour : self.to_hour]
+        work_s = sum(hours) / len(hours) * fit.mean_length * fit.mean_infer_s
+        scale = self.load * self.devices * S_PER_HOUR / work_s
+        for hour, rate in enumerate(rates):
+            at = rng.expovariate(rate * scale) if rate else 1.0
+            while at < 1:
+                yield (hour + at) * S_PER_HOUR
+                at += rng.expovariate(rate * scale)
+
+    def _request(self, at_s: float, asked: Asked) -> WorkloadRequest:
+        size = tuple(asked.checkpoint.sizes)[asked.size]
+        item = Item(asked.checkpoint.pipeline, Shape(size.height, size.width, asked.images), asked.steps)
+        return request_of(at_s, item, self.slo * self.scale * self.optimal_s(item))
+
+
+def _length(fit: Fit, rng: Random) -> int:
+    """The number of requests of a session."""
+    while True:
+        length = round(rng.lognormvariate(fit.length_mu, fit.length_sigma))
+        if length:
+            return min(length, fit.longest)
+
+
+def _gap_s(fit: Fit, rng: Random) -> float:
+    """The time between two requests of a session."""
+    if rng.random() < fit.together:
+        return 1.0
+    while True:
+        _, median_s, sigma = rng.choices(fit.gaps, [weight for weight, _, _ in fit.gaps])[0]
+        gap_s = exp(rng.normalvariate(log(median_s), sigma))
+        if gap_s < fit.longest_gap_s:
+            return gap_s
