@@ -80,6 +80,6 @@ class Entangled(Batches):
 @pytest.fixture(scope="module", autouse=True)
 def batching() -> Iterator[None]:
     """Makes the policies known in a module that imports this."""
-    registry._REGISTRY |= {"batches": Batches, "entangled": Entangled}
+    registry._GIVEN |= {"batches": Batches, "entangled": Entangled}
     yield
-    del registry._REGISTRY["batches"], registry._REGISTRY["entangled"]
+    del registry._GIVEN["batches"], registry._REGISTRY["entangled"]

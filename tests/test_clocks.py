@@ -14,6 +14,7 @@ import pytest
 from clock_uses import uses
 
 ROOT = Path(__file__).parent
+LAB = ROOT.parent / "lab"
 
 DATE = "a date, which is compared with others of this machine"
 RANDOM = "the moment of a kill is random: that is what is tested"
@@ -98,9 +99,9 @@ ALLOWED = {
 def found() -> dict[str, dict[str, list[str]]]:
     """The uses of all files, as `ALLOWED` names them; each with its line and code."""
     by_place: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in sorted([*ROOT.rglob("*.py"), *(LAB / "tests").rglob("*.py"), ROOT.parent / "conftest.py"]):
         if path != Path(__file__):
-            name = path.relative_to(ROOT).as_posix()
+            name = path.relative_to(ROOT if ROOT in path.parents else ROOT.parent).as_posix()
             for one in uses(path.read_text("utf-8")):
                 by_place[f"{name} {one.where}".strip()][one.kind].append(f"{name}:{one.line}: {one.kind}: {one.code}")
     return by_place

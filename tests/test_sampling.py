@@ -36,7 +36,7 @@ TEMPORARY = "temporary"
 
 def run(tmp_path: Path, *options: str, wrong: int = -1) -> str:
     """What pytest prints of a matrix of 200 cases, and of one test that is in none, by this suite's conftest."""
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text("utf-8"))
+    (tmp_path / "conftest.py").write_text((Path(__file__).parents[1] / "conftest.py").read_text("utf-8"))
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = exhaustive: a\npythonpath = {Path(__file__).parent}\n")
     (tmp_path / "test_matrix.py").write_text(MATRIX.format(wrong=wrong))
     (tmp_path / TEMPORARY).mkdir()

@@ -233,7 +233,7 @@ def stock(directory: Path) -> Callable[[Spec], np.ndarray]:
 def start(directory: Path) -> Iterator[Callable[..., Rig]]:
     """Starts rigs on the toy with two devices and a CPU slot; all of them end with the module."""
     rigs: list[Rig] = []
-    registry._REGISTRY["ping-pong"] = PingPong
+    registry._GIVEN["ping-pong"] = PingPong
 
     def start(policy: str) -> Rig:
         source = ModelSource(path=str(directory), adapter=f"{Toy.__module__}:{Toy.__name__}")
@@ -244,7 +244,7 @@ def start(directory: Path) -> Iterator[Callable[..., Rig]]:
     yield start
     for rig in rigs:
         rig.close()
-    del registry._REGISTRY["ping-pong"]
+    del registry._GIVEN["ping-pong"]
 
 
 def specs_of(prefix: str, steps: int = 6) -> dict[str, Spec]:

@@ -98,10 +98,10 @@ HOSTILE = ("least-urgent", "faithless", "sleeper", "reckless")
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that ignore promises."""
-    monkeypatch.setitem(registry._REGISTRY, "least-urgent", LeastUrgentFirst)
-    monkeypatch.setitem(registry._REGISTRY, "faithless", Faithless)
-    monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
-    monkeypatch.setitem(registry._REGISTRY, "reckless", lambda: Reckless(Random(1)))
+    monkeypatch.setitem(registry._GIVEN, "least-urgent", LeastUrgentFirst)
+    monkeypatch.setitem(registry._GIVEN, "faithless", Faithless)
+    monkeypatch.setitem(registry._GIVEN, "sleeper", Sleeper)
+    monkeypatch.setitem(registry._GIVEN, "reckless", lambda: Reckless(Random(1)))
 
 
 def kept_and_refused(trace: Trace) -> tuple[int, int]:
@@ -242,7 +242,7 @@ def test_a_device_that_is_free_early_makes_no_promise_late(
     Then a work on that node is cancelled. Placed anew, the wide job would begin at once, and the other when the last
     device is free, which is too late.
     """
-    monkeypatch.setitem(registry._REGISTRY, "scripted", Scripted)
+    monkeypatch.setitem(registry._GIVEN, "scripted", Scripted)
     busy = {3: {"on 1": 100, "on 2": 100}, 2: {"on 1": 100, "on 2": 50, "on 3": 50}}[devices_per_node]
     requests = [
         *(request(uid, steps=steps) for uid, steps in busy.items()),

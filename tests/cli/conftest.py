@@ -6,18 +6,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from builders import poisson, table
 from cli.run_files import NUM_REQUESTS, workload_of, write_log
-from tilework.cli import compare_run, main
 from tilework.cli import console as output
+from tilework.cli import main
 from tilework.cli.views.schedules import served_in
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import write_workload
-from tilework_lab.compare.runs import Task
 
 
 @pytest.fixture
@@ -31,29 +29,6 @@ def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(console, "_force_terminal", False)
         monkeypatch.setattr(console, "_color_system", None)
         monkeypatch.setattr(console, "width", 100)
-
-
-@pytest.fixture
-def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No colours and 160 columns, so that tables of comparisons are whole."""
-    for console in (output.out, output.console):
-        monkeypatch.setattr(console, "_force_terminal", False)
-        monkeypatch.setattr(console, "_color_system", None)
-        monkeypatch.setattr(console, "width", 160)
-
-
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """The tasks of comparisons that are run rather than found."""
-    tasks: list[Task] = []
-    begin = compare_run._RunProgress.begin
-
-    def noted(course: Any, task: Task) -> None:
-        tasks.append(task)
-        begin(course, task)
-
-    monkeypatch.setattr(compare_run._RunProgress, "begin", noted)
-    return tasks
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ def test_a_mistake_at_the_entry_point_is_one_line_and_status_2(files: Path) -> N
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     names = ", ".join(policy_names())
-    assert result.stderr == f"error: policy 'edg' does not exist; did you mean 'edf'? choose one of {names}\n"
+    choice = f"choose one of {names}, or give module:Class"
+    assert result.stderr == f"error: policy 'edg' does not exist; did you mean 'edf'? {choice}\n"
 
 
 @pytest.mark.parametrize(

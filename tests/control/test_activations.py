@@ -56,7 +56,7 @@ def test_a_start_drops_what_its_activations_need(
 ) -> None:
     """Ten bytes, of which the weights take eight. What was used the longest ago goes first."""
     starts = (start(ENCODE, 0), start(DIFFUSE, 0, steps=10), start(DECODE, 0))
-    monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan(), Plan(), Plan(starts=starts)]))
+    monkeypatch.setitem(registry._GIVEN, "script", lambda: Script([Plan(), Plan(), Plan(starts=starts)]))
     control = Controller(ControllerConfig(policy="script"), activated(decode_bytes))
     control.handle(DeviceJoined(0, 0, components=ALL, memory_bytes=10), 0)
     control.handle(Submitted(request("a")), 0)
@@ -72,7 +72,7 @@ def test_a_start_drops_what_its_activations_need(
 def test_reservations_are_computed_on_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where loads matter, the guard counts with the same drops as the controller does."""
     starts = (start(ENCODE, 0), start(DIFFUSE, 0, steps=10), start(DECODE, 0))
-    monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan(), Plan(), Plan(starts=starts)]))
+    monkeypatch.setitem(registry._GIVEN, "script", lambda: Script([Plan(), Plan(), Plan(starts=starts)]))
     control = Controller(ControllerConfig(policy="script"), activated(4))
     control.handle(DeviceJoined(0, 0, components=ALL[1:], memory_bytes=10), 0)
     control.handle(Submitted(request("a")), 0)

@@ -57,7 +57,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
     def build(*plans: Plan, costs: CostTable | None = None, nodes: tuple[int, ...] = (0, 0)) -> Controller:
         costs = costs or weights()
-        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * len(nodes) + list(plans)))
+        monkeypatch.setitem(registry._GIVEN, "script", lambda: Script([Plan()] * len(nodes) + list(plans)))
         control = Controller(ControllerConfig(policy="script"), costs)
         for device_id, node in enumerate(nodes):
             control.handle(DeviceJoined(device_id, node, memory_bytes=costs.memory_bytes), 0)

@@ -36,7 +36,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """A controller whose policy returns these plans, from the first event after its devices have joined."""
 
     def build(*plans: Plan, num_devices: int = 2) -> Controller:
-        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * num_devices + list(plans)))
+        monkeypatch.setitem(registry._GIVEN, "script", lambda: Script([Plan()] * num_devices + list(plans)))
         return controller("script", num_devices=num_devices, degrees=(1, 2, 3, 4))
 
     return build

@@ -17,7 +17,7 @@ from tilework.policy import registry
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *plans: Plan) -> Controller:
     """A controller with one device, whose policy returns these plans after that has joined."""
-    monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan(), *plans]))
+    monkeypatch.setitem(registry._GIVEN, "script", lambda: Script([Plan(), *plans]))
     control = Controller(ControllerConfig(policy="script"), table())
     control.handle(DeviceJoined(0, 0), 0)
     return control

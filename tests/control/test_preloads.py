@@ -47,7 +47,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Controller]:
 
     def build(*plans: Plan, costs: CostTable | None = None) -> Controller:
         costs = costs or weights()
-        monkeypatch.setitem(registry._REGISTRY, "script", lambda: Script([Plan()] * 2 + list(plans)))
+        monkeypatch.setitem(registry._GIVEN, "script", lambda: Script([Plan()] * 2 + list(plans)))
         control = Controller(ControllerConfig(policy="script"), costs)
         for device_id in range(2):
             control.handle(DeviceJoined(device_id, 0, memory_bytes=costs.memory_bytes), 0)
@@ -194,7 +194,7 @@ def broken_promises(seeds: range) -> tuple[int, int]:
 
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_loads_ahead_of_need_break_no_promise(*, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._REGISTRY, "eager", Eager)
+    monkeypatch.setitem(registry._GIVEN, "eager", Eager)
     if not is_guarded:
         monkeypatch.setattr(ReservationGuard, "review_preload", lambda *_: {})
     kept, broken = broken_promises(range(3))

@@ -110,7 +110,7 @@ class ByName(Idle):
 
 
 def rig_of_two(monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setitem(registry._REGISTRY, "by-name", ByName)
+    monkeypatch.setitem(registry._GIVEN, "by-name", ByName)
     return Rig("by-name", num_devices=2)
 
 

@@ -78,9 +78,9 @@ def _connected(wanted: Group, view: ClusterView) -> Group:
 @contextmanager
 def registered() -> Iterator[None]:
     """The policy is known by its name while this is entered."""
-    registry._REGISTRY["route"] = Route
+    registry._GIVEN["route"] = Route
     yield
-    del registry._REGISTRY["route"]
+    del registry._GIVEN["route"]
 
 
 class KeepingExecutor(LocalExecutor):

@@ -54,7 +54,7 @@ def used(outcome: Outcome) -> CacheUse:
 
 
 def pictures(source: ModelSource, policy: str, num_workers: int) -> dict[str, tuple[Image, CacheUse]]:
-    registry._REGISTRY["ping-pong"] = PingPong
+    registry._GIVEN["ping-pong"] = PingPong
     rig = Rig(source, policy, num_workers)
     try:
         rig.run(rig.engine.start())
@@ -63,7 +63,7 @@ def pictures(source: ModelSource, policy: str, num_workers: int) -> dict[str, tu
         assert replay(rig.log.getvalue().splitlines())[1] is None
     finally:
         rig.close()
-        registry._REGISTRY.pop("ping-pong")
+        registry._GIVEN.pop("ping-pong")
     found = {}
     for outcome in outcomes:
         assert outcome.status is Status.DONE, outcome.reason
@@ -102,7 +102,7 @@ class Turning(PingPong):
 
 @pytest.mark.slow
 def test_requests_that_fall_behind_turn_to_their_caches(source: ModelSource) -> None:
-    registry._REGISTRY["turning"] = Turning
+    registry._GIVEN["turning"] = Turning
     rig = Rig(source, "turning", 1)
     asked = {uid: replace(spec, cache=None, spare_cache=spec.cache) for uid, spec in specs().items()}
     try:
@@ -112,7 +112,7 @@ def test_requests_that_fall_behind_turn_to_their_caches(source: ModelSource) -> 
         assert replay(rig.log.getvalue().splitlines())[1] is None
     finally:
         rig.close()
-        registry._REGISTRY.pop("turning")
+        registry._GIVEN.pop("turning")
     for outcome in outcomes:
         assert outcome.status is Status.DONE, outcome.reason
         steps = [one.cache_use for one in outcome.segments if one.num_steps]

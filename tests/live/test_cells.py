@@ -176,7 +176,7 @@ def test_a_cell_that_loses_a_worker_is_started_again_and_its_request_resumes(
 @pytest.mark.slow
 def test_clips_move_between_cells_share_them_and_lose_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stock call, which is replayed where it goes on: Wan, one step at a time on one cell, both, the other, both."""
-    monkeypatch.setitem(registry._REGISTRY, "turns", Turns)
+    monkeypatch.setitem(registry._GIVEN, "turns", Turns)
     tiny.prepare()
     model, directory = ZOO["wan21"], tmp_path / "wan21"
     build(model).save_pretrained(str(directory), safe_serialization=True)

@@ -122,11 +122,11 @@ def rig_of(place: Place, policy: str, weights_bytes: int | None = None) -> Rig:
 
 @pytest.fixture(scope="module")
 def wide(place: Place) -> Iterator[Rig]:
-    registry._REGISTRY["enlarge-wide"] = EnlargeWide
+    registry._GIVEN["enlarge-wide"] = EnlargeWide
     rig = rig_of(place, "enlarge-wide")
     yield rig
     rig.close()
-    del registry._REGISTRY["enlarge-wide"]
+    del registry._GIVEN["enlarge-wide"]
 
 
 def expected(place: Place, spec: Spec) -> np.ndarray:

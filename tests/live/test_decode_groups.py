@@ -51,9 +51,9 @@ class DecodeWide(Idle):
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    registry._REGISTRY["decode-wide"] = DecodeWide
+    registry._GIVEN["decode-wide"] = DecodeWide
     yield
-    del registry._REGISTRY["decode-wide"]
+    del registry._GIVEN["decode-wide"]
 
 
 @dataclass(frozen=True)

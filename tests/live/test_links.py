@@ -135,9 +135,9 @@ class Rig:
 
 @contextmanager
 def registered() -> Iterator[None]:
-    registry._REGISTRY["pairs"] = Pairs
+    registry._GIVEN["pairs"] = Pairs
     yield
-    del registry._REGISTRY["pairs"]
+    del registry._GIVEN["pairs"]
 
 
 def play(scenario: Callable[[Rig], Any]) -> None:

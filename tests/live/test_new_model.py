@@ -88,7 +88,7 @@ def test_a_class_of_diffusers_is_served_without_any_file(name: str, tmp_path: Pa
 
 
 def test_workers_serve_it(directory: str, specs: list[Spec], stock: list[np.ndarray]) -> None:
-    registry._REGISTRY["ping-pong"] = PingPong
+    registry._GIVEN["ping-pong"] = PingPong
     costs = table(pipeline=Path(directory).name)
     rig = Rig(ModelSource(path=directory, adapter=ADAPTER), "ping-pong", costs=costs)
     try:
@@ -97,7 +97,7 @@ def test_workers_serve_it(directory: str, specs: list[Spec], stock: list[np.ndar
         assert_nothing_is_left(rig.engine)
     finally:
         rig.close()
-        del registry._REGISTRY["ping-pong"]
+        del registry._GIVEN["ping-pong"]
     for outcome, picture in zip(outcomes, stock, strict=True):
         assert outcome.status is Status.DONE, outcome.reason
         assert outcome.image is not None

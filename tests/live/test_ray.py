@@ -150,13 +150,13 @@ def expected() -> list[np.ndarray]:
 def test_each_part_is_killed_under_load_and_every_request_ends_once(tmp_path: Path, expected: list[np.ndarray]) -> None:
     if not debian.has("redis-server", "redis-server"):
         pytest.skip("there is no redis-server, and apt-get cannot install it here")
-    registry._REGISTRY["ping-pong"] = PingPong
+    registry._GIVEN["ping-pong"] = PingPong
     with redis_server(tmp_path) as (url, _), running_cluster(url) as cluster:
         agents = RayAgents(address=cluster.ray.address, num_cpus=1, num_accelerators=0)
         host = agents.connect("127.0.0.1")
         assert agents.num_nodes() == 2
         outcomes, cancelled = asyncio.run(serve(cluster, agents, host))
-    del registry._REGISTRY["ping-pong"]
+    del registry._GIVEN["ping-pong"]
     assert {one.status for one in outcomes} <= {Status.DONE, Status.CANCELLED, Status.FAILED}
     assert all(one.reason for one in outcomes if one.status is Status.FAILED)
     assert {one.uid for one in outcomes if one.status is Status.CANCELLED} <= cancelled

@@ -165,7 +165,7 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
 ) -> None:
     """First small requests, for which two devices encode; then large ones, until two denoise and decode."""
     monkeypatch.setattr(monitor, "_LEAST_WINDOW_NS", NS_PER_S)
-    monkeypatch.setitem(registry._REGISTRY, "quick", quick)
+    monkeypatch.setitem(registry._GIVEN, "quick", quick)
     with serving(source, "quick", NUM_WORKERS) as rig:
         disturbance, seen = Disturbance(rig, do), list[PlacementStatus]()
         rig.engine.observe(disturbance)

@@ -112,9 +112,9 @@ class Served:
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
     """The policy of these tests, for these tests only."""
-    registry._REGISTRY["turns"] = Turns
+    registry._GIVEN["turns"] = Turns
     yield
-    del registry._REGISTRY["turns"]
+    del registry._GIVEN["turns"]
 
 
 @pytest.fixture(

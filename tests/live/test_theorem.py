@@ -39,7 +39,7 @@ def test_k_workers_begin_what_the_others_finish(
     k: int, x_s: float, y_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices are divided as the theorem says, and those of each stage take turns."""
-    monkeypatch.setitem(registry._REGISTRY, "onepiece-as-divided", lambda: OnePieceDispatch(moves=False))
+    monkeypatch.setitem(registry._GIVEN, "onepiece-as-divided", lambda: OnePieceDispatch(moves=False))
     num_y = ceil(k * y_s / x_s)
     outcomes = asyncio.run(served(k + num_y, x_s, y_s, x_s / k))
     assert {one.status for one in outcomes} == {Status.DONE}

@@ -109,7 +109,7 @@ def costs_of(path: str, frames: int = 1) -> CostTable:
 def start() -> Iterator[Callable[..., Rig]]:
     """Starts rigs with two devices and a CPU slot; all of them end with the module."""
     rigs: list[Rig] = []
-    registry._REGISTRY["ping-pong"] = PingPong
+    registry._GIVEN["ping-pong"] = PingPong
 
     def start(*paths: str, policy: str = "tilework", frames: int = 1, **options: int) -> Rig:
         tiny.prepare()
@@ -122,7 +122,7 @@ def start() -> Iterator[Callable[..., Rig]]:
     yield start
     for rig in rigs:
         rig.close()
-    del registry._REGISTRY["ping-pong"]
+    del registry._GIVEN["ping-pong"]
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,7 @@ class Sleeper(Idle):
 
 
 def test_a_policy_is_woken_at_the_time_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._REGISTRY, "sleeper", Sleeper)
+    monkeypatch.setitem(registry._GIVEN, "sleeper", Sleeper)
     (ending,) = simulate([request("a")], "sleeper").endings
     assert ending.finish_ns == pytest.approx((1 + SERVICE_S) * NS_PER_S, abs=10)
 
@@ -276,7 +276,7 @@ class Mover(Idle):
 
 
 def test_a_revoked_work_frees_its_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._REGISTRY, "mover", Mover)
+    monkeypatch.setitem(registry._GIVEN, "mover", Mover)
     stopped: list[tuple[int, int]] = []
 
     def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:

@@ -367,7 +367,7 @@ def test_each_request_of_a_ladder_is_due_before_those_that_came_earlier() -> Non
 def test_an_unknown_workload_or_parameter_names_the_nearest() -> None:
     with pytest.raises(UnknownWorkload, match=r"no workload 'tetriserver'; did you mean tetriserve\?"):
         family("tetriserver")
-    with pytest.raises(UnknownWorkload, match="use one of tetriserve, ddit, "):
+    with pytest.raises(UnknownWorkload, match="use one of mixes, coserving, heavy-tail, ddit, "):
         family("xyz")
     with pytest.raises(BadParameter, match=r"tetriserve: alfa is not a parameter .*; did you mean alpha\?"):
         make_workload("tetriserve", {"alfa": 1.0})

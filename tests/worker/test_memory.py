@@ -442,7 +442,7 @@ def test_a_picture_that_fits_in_no_way_fails_once_and_is_refused_then(tight: tup
 def test_a_request_restarts_when_its_blobs_are_missing(
     directory: Path, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry._REGISTRY, "ping-pong", PingPong)  # Every step reads what the one before put down.
+    monkeypatch.setitem(registry._GIVEN, "ping-pong", PingPong)  # Every step reads what the one before put down.
     spec = tiny.spec(steps=60, seed=3)
     state = tiny.begin(family, spec)
     tiny.finish(family, state)

@@ -5,7 +5,6 @@ All stages are on each device here, but for the program itself; `test_tridentser
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +28,6 @@ from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import EVERYWHERE, Capacities, PoolOption, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Ways
-from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.policy.toolkit import knapsack
 from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
 from tilework.policy.toolkit.order import DeadlineOrder
@@ -330,14 +328,3 @@ def test_a_group_stays_inside_its_node_and_the_same_until_the_end(policy: str) -
     assert all(len(each) == 1 for each in visited.values())
     assert {len({device_id // 4 for device_id in group}) for (group,) in visited.values()} == {1}
     assert {len(group) for (group,) in visited.values()} == {1, 2, 4}
-
-
-# The solver is an extra.
-
-
-def test_without_the_solver_the_greedy_core_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(UnknownPolicy, match=r"-m pip install .*\[solve\]"):
-        make_policy("tridentserve-ilp")
-    assert widths(planned(make_policy("tridentserve"), [request("a")], 2, COSTS)) == {0: 2}
-    assert "tridentserve-ilp" not in policy_names()

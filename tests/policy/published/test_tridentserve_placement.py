@@ -33,7 +33,7 @@ from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
-from tilework.policy.published.tridentserve.policy import DOWNTIME_S, TridentServe
+from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import shortest_first, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.open_devices import OpenDevices
@@ -42,6 +42,7 @@ from tilework.policy.toolkit.tasks import TaskReader
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
+from tilework_lab.policies.variants import DOWNTIME_S
 
 VIDEO = replace(shipped("hunyuanvideo_l20"), devices_per_node=4)
 NAMES = [name for name in registry.policy_names() if name.startswith("tridentserve")]
@@ -100,7 +101,7 @@ def assert_in_order(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("table", [pytest.param(FLUX, marks=pytest.mark.exhaustive), VIDEO], ids=["flux", "video"])
-@pytest.mark.parametrize("policy", quick(("tridentserve",), [*NAMES, "tridentserve-ilp"]))
+@pytest.mark.parametrize("policy", quick(("tridentserve",), NAMES))
 def test_stages_run_where_they_are_resident_and_fit(policy: str, table: CostTable) -> None:
     for seed, rate in ((1, 0.05), (2, 0.4)):
         requests = mixed(seed, 40, rate / (1 if table is FLUX else 4), table)

@@ -9,11 +9,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from exact_optimum import Optimum, TooLarge, exact_optimum
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import FEW_POLICIES, PIPELINE, flux_requests, poisson, promise_mix, request, simulate, table
-from exact_optimum import Optimum, TooLarge, exact_optimum
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Request

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
+from comparing import document, invoke
 from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
 from builders import PIPELINE, Idle, table
-from cli.comparing import document, invoke
 from tilework.cli import compare_run
 from tilework.cli import console as output
 from tilework.cli.app import app
@@ -24,7 +24,6 @@ from tilework.cli.views import compare_plot
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
 from tilework.cost.table_file import table_json
-from tilework.distribution import install_command
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
@@ -123,15 +122,6 @@ def test_several_workloads_have_a_table_of_all() -> None:
     assert re.search(r"^ddit,num=6: 6 requests on 8 devices, 1 seed, simulated *$", text, re.MULTILINE)
     (rows,) = re.findall(r"all 2 cells, simulated; at most .*?\n(.*?)± half", text, re.DOTALL)
     assert [row.split()[0] for row in rows.splitlines() if row.startswith((" edf", " ddit"))] == ["edf", "ddit"]
-
-
-def test_without_the_solver_the_column_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilework_lab.cli.compare.find_spec", lambda name: None)
-    text = invoke(*SMALL, "--seeds", 1).stdout
-    assert install_command("solve") in text
-    assert "at most" not in text
-    row = next(line for line in text.splitlines() if line.startswith(" edf"))
-    assert row.split()[2] == "-"
 
 
 def file_of(directory: Path) -> tuple[str, ...]:
@@ -234,7 +224,7 @@ def test_a_policy_that_breaks_is_reported_and_the_others_are_shown(monkeypatch: 
         def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
             raise ZeroDivisionError("by zero")
 
-    monkeypatch.setitem(registry._REGISTRY, "broken", Broken)
+    monkeypatch.setitem(registry._GIVEN, "broken", Broken)
     result = invoke(*SMALL[:3], "broken,edf", *SMALL[4:], "--seeds", 1, status=1)
     assert re.search(r"^ broken +failed", result.stdout, re.MULTILINE)
     assert re.search(r"^ edf +\d", result.stdout, re.MULTILINE)

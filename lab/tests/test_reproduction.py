@@ -24,7 +24,7 @@ READ_COMMANDS = """
 import json, sys
 from typer.main import get_command
 from suite.app import CASES, app
-from suite.cases.papers import FIGURES
+from figures.papers import FIGURES
 
 for args in json.loads(sys.argv[1]):
     assert args[0] in CASES, args[0]
@@ -33,7 +33,7 @@ print(json.dumps(list(FIGURES)))
 """
 REMAKE_SMALL = """
 import json, sys
-from suite.cases.papers import Papers
+from figures.papers import Papers
 
 small = Papers(figures=(sys.argv[1],), seeds=1, processes=1, out="", requests=4, brief=True)
 finding = small.measure(lambda text: None)

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from comparing import document, invoke
 from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
-from cli.comparing import document, invoke
 from tilework.cli import console as output
 from tilework.cli.app import app
 from tilework.report.panels import Pair, PairPanel, draw_pairs

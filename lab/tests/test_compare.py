@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import ended, record_of, summary, trace
 
 from builders import PIPELINE, SERVICE_S, Idle, request, table
-from sim.compared import ended, record_of, summary, trace
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import ClusterView, CostModel
@@ -321,7 +321,7 @@ def test_a_policy_that_breaks_is_reported_and_the_others_continue(small: Cell, m
         def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
             raise ZeroDivisionError("by zero")
 
-    monkeypatch.setitem(registry._REGISTRY, "broken", Broken)
+    monkeypatch.setitem(registry._GIVEN, "broken", Broken)
     tasks = [Task(cell=small, seed=0, policy=policy) for policy in ("broken", "edf")]
     found = dict(run_all(tasks, NO_CONDITIONS, 1))
     assert found[tasks[0]] == Failed(task=tasks[0], error="ZeroDivisionError: by zero")

@@ -6,9 +6,7 @@ from itertools import combinations, product
 from math import factorial, inf
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from suite.papers.ddit_allocation import (
+from figures.ddit_allocation import (
     Allocation,
     Objective,
     RequestClass,
@@ -18,6 +16,8 @@ from suite.papers.ddit_allocation import (
     optimal_allocation,
     queue_s,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def request_class(name: str, amount: float, **service_s: float) -> RequestClass:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from compared import summary
 
-from sim.compared import summary
 from tilework.policy import registry
 from tilework.sim.workloads.cells import BadCell, Devices, cell_of
 from tilework.sim.workloads.parameters import BadParameter

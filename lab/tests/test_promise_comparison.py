@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared import ended, trace
 
 from builders import promise, request
-from sim.compared import ended, trace
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import ns_from_s
 from tilework.cost.table import BadCostTable

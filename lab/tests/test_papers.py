@@ -47,7 +47,7 @@ def three(medium_due_s: float, large_due_s: float) -> list[Request]:
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of TetriServe with rounds of ROUND_NS."""
-    monkeypatch.setitem(registry._REGISTRY, "rounds", partial(TetriServe, round_ns=ROUND_NS))
+    monkeypatch.setitem(registry._GIVEN, "rounds", partial(TetriServe, round_ns=ROUND_NS))
     return "rounds"
 
 

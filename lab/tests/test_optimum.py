@@ -12,11 +12,11 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from exact_optimum import exact_optimum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import FEW_POLICIES, finished, profile, request, simulate, table
-from exact_optimum import exact_optimum
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table_costs import TableCosts
