@@ -19,7 +19,7 @@ class ServerUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """`models` as listed, none if the server lists none. The rest is known of Tilework servers only."""
+    """A server's description of itself: `models` as it lists them. The rest is known of Tilework servers only."""
 
     models: tuple[str, ...] = ()
     is_tilework: bool = False
@@ -30,7 +30,7 @@ class ServerInfo:
 
 
 async def ask_server(base_url: str, api_key: str | None = None, model: str | None = None) -> ServerInfo:
-    """Read `/v1/models` and, of a Tilework server, `/ready`. Defaults are those of `model`, or of the first listed.
+    """Read `/v1/models` and, of a Tilework server, `/ready`. Defaults are those of `model`, or of the first model.
 
     Raises:
         ServerUnusable: nothing answers, or not to this key, or a Tilework server has no device up.
@@ -55,13 +55,13 @@ async def ask_server(base_url: str, api_key: str | None = None, model: str | Non
 
 
 def _default_size(limits: Mapping[str, Any]) -> str | None:
-    """As `mix.parse_size` reads it."""
+    """Return the default size in the form that `mix.parse_size` reads; None if the server names none."""
     size, frames = limits.get("default_size"), limits.get("default_frames")
     return f"{size}x{frames}" if size and isinstance(frames, int) and frames > 1 else size
 
 
 async def _get(http: httpx.AsyncClient, path: str) -> Mapping[str, Any]:
-    """The JSON object at `path`; an empty one where the server has none."""
+    """Return the JSON object at `path`; an empty one if the server has none."""
     url = f"{str(http.base_url).rstrip('/')}{path}"
     try:
         response = await http.get(path, timeout=TIMEOUT_S)

@@ -26,7 +26,7 @@ OnProbe = Callable[[Shape], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """The options of `tilework bench`, under the names and with the meaning that its help gives them.
+    """The options of `tilework bench`, with the names and meanings that its help gives them.
 
     None means taken from the server (`model`, `plain`, `steps`, `sizes`), or no limit, or not given.
     """
@@ -90,10 +90,10 @@ class Bench:
     async def probe(self, on_probe: OnProbe = lambda _shape: None) -> dict[Shape, float]:
         """Ask for each size, one at a time: `warmup` unmeasured requests and, if the rule is "auto", a measured one.
 
-        Returns the latencies in seconds of the measured ones; none where the rule needs none.
+        Returns the latencies of the measured ones in seconds by size; empty if the rule needs none.
 
         Raises:
-            ServerUnusable: a picture did not come.
+            ServerUnusable: an image did not come.
         """
         unloaded_s: dict[Shape, float] = {}
         for shape in self.shapes:
@@ -106,7 +106,7 @@ class Bench:
         return unloaded_s
 
     async def send(self, workload: Sequence[WorkloadRequest], on_result: OnResult | None = None) -> list[Record]:
-        """Send what `due` made and wait for all ends; files are not kept."""
+        """Send the requests that `due` returned and wait for all ends; files are not kept."""
         return await drive(
             self.config.url,
             workload,
@@ -119,7 +119,7 @@ class Bench:
         )
 
     def due(self, unloaded_s: Mapping[Shape, float]) -> tuple[WorkloadRequest, ...]:
-        """The workload with its deadlines. Raises ValueError if the rule has none for a size."""
+        """Return the workload with its deadlines. Raises ValueError if the rule has none for a size."""
         config = self.config
         rule = None if config.slo is None else parse_slo(config.slo)
         return with_slo(self.workload, rule, unloaded_s=unloaded_s, scale=config.slo_scale, on_miss=config.on_miss)
@@ -135,7 +135,7 @@ class Bench:
 
 
 async def prepare(config: BenchConfig, api_key: str | None = None) -> Bench:
-    """Ask the server what it is, complete `config` with that, and make the workload.
+    """Ask the server for its properties, complete `config` with them, and make the workload.
 
     Raises:
         ServerUnusable: nothing answers at the URL, or not to this key.
@@ -153,7 +153,7 @@ async def prepare(config: BenchConfig, api_key: str | None = None) -> Bench:
 
 
 def _completed(config: BenchConfig, server: ServerInfo) -> BenchConfig:
-    """`config`, completed with what the server says, else with defaults."""
+    """Complete `config` with what the server says, else with defaults."""
     if config.model is None and not server.models:
         raise ValueError("there is no model and the server lists none; give --model")
     made = config.requests is None
@@ -169,7 +169,7 @@ def _completed(config: BenchConfig, server: ServerInfo) -> BenchConfig:
 
 
 def make_workload(config: BenchConfig) -> tuple[WorkloadRequest, ...]:
-    """The requests of a complete `config` in order of arrival, from a trace or drawn, without the deadlines of `slo`.
+    """Return the requests of a complete `config`, in order, drawn or from a trace, without the deadlines of `slo`.
 
     Raises:
         ValueError, OSError: an option or a file cannot be used.
@@ -196,7 +196,7 @@ def make_workload(config: BenchConfig) -> tuple[WorkloadRequest, ...]:
 
 
 def _traced(config: BenchConfig, path: str) -> tuple[WorkloadRequest, ...]:
-    """The trace with the asked pace, length and steps; seeds and prompts are filled in."""
+    """Return the trace with the pace, length and steps of `config`; seeds and prompts are filled in."""
     trace = read_trace(path, config.model or "")
     if trace and config.rate_per_s is not None:
         trace = paced(trace, config.rate_per_s)

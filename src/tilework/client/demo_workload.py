@@ -1,5 +1,6 @@
-"""The workload of the demo: pictures of many sizes that keep two small workers busy, nearly all deadlines within
-reach, and clips that take what time is left.
+"""The workload of the demo: images of many sizes and clips.
+
+The images keep two small workers busy, with nearly all deadlines within reach; the clips take the time that is left.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "white", "black
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = ("small", "large")
 DIRECTIONS = ("left", "right", "up", "down")
-# (height, width): how often; the sizes that the shipped model is trained at.
+# (height, width): number in a deck; the sizes that the shipped model is trained at.
 SIDES = {
     (64, 64): 4,
     (96, 96): 3,
@@ -35,19 +36,19 @@ Prompt = Callable[[Random], str]
 
 
 def linear_service(base_s: float, s_per_pixel: float) -> ServiceTime:
-    """Seconds of one device for one picture, all its steps: a fixed part and a part per pixel."""
+    """Return the seconds that one device takes for one image, all its steps: a fixed part and a part per pixel."""
     return lambda shape: base_s + s_per_pixel * shape.pixels
 
 
 def demo_prompt(rng: Random) -> str:
-    """Such as "a large red circle on a blue background"; the two colours differ."""
+    """Make a prompt such as "a large red circle on a blue background"; the two colours differ."""
     colour, background = rng.sample(COLOURS, 2)
     size, shape = rng.choice(SIZES), rng.choice(SHAPES)
     return f"a {size} {colour} {shape} on {_with_article(background)} background"
 
 
 def short_prompt(rng: Random) -> str:
-    """Such as "red circle", for a workflow that makes it longer."""
+    """Make a prompt such as "red circle", for a workflow that makes it longer."""
     return f"{rng.choice(COLOURS)} {rng.choice(SHAPES)}"
 
 
@@ -65,8 +66,8 @@ def demo_workload(
 ) -> tuple[WorkloadRequest, ...]:
     """Make requests of all sizes, in order of arrival; the same arguments give the same workload.
 
-    Arrivals are random but spread over just the time that makes the offered work `load` of what `num_devices` can
-    do, by `service_s`; how long it lasts thus follows the machine. Every deadline is `floor_s` (the overhead of any
+    Arrivals are random, spread over the time in which the offered work is `load` of what `num_devices` can do, by
+    `service_s`; so the length of the workload follows the machine. Every deadline is `floor_s` (the overhead of any
     request) plus one of SLACKS times the request's own service time; each BEST_EFFORT_EVERY-th request has none.
 
     Raises:
@@ -100,14 +101,14 @@ def _with_article(word: str) -> str:
 
 
 def _shapes(count: int, rng: Random) -> Sequence[Shape]:
-    """Sizes in the proportions of SIDES as nearly as `count` allows, shuffled."""
+    """Return shuffled sizes, in the proportions of SIDES as nearly as `count` allows."""
     deck = [Shape(height, width) for (height, width), share in SIDES.items() for _ in range(share)]
     decks = [rng.sample(deck, len(deck)) for _ in range(-(-count // len(deck)))]
     return [shape for cards in decks for shape in cards][:count]
 
 
 def _arrivals(count: int, span_s: float, rng: Random) -> Sequence[float]:
-    """Poisson arrivals, scaled so that the first comes at 0 and the mean gap is `span_s / count`."""
+    """Return Poisson arrivals, scaled so that the first comes at 0 and the mean gap is `span_s / count`."""
     gaps = [rng.expovariate(1.0) for _ in range(count)]
     scale_s = span_s / sum(gaps)
     return [round(sum(gaps[:index]) * scale_s, 4) for index in range(count)]
@@ -119,7 +120,7 @@ def _slo_s(index: int, time_s: float, floor_s: float, rng: Random) -> float | No
 
 
 def demo_clips(seed: int, *, side: int = 64, frames: int = 17, steps: int = 16) -> tuple[WorkloadRequest, ...]:
-    """One clip for each direction, without a deadline, asked for at the start."""
+    """Make one clip for each direction, without a deadline, asked for at the start."""
     rng = Random(f"clips {seed}")
     colours = rng.sample(COLOURS[:6], len(DIRECTIONS))
     shapes = rng.sample((*SHAPES[:3], rng.choice(SHAPES[:3])), len(DIRECTIONS))

@@ -16,7 +16,7 @@ from tilework.formats.workload import WorkloadRequest
 PATH = "/v1/images/generations"
 VIDEOS = "/v1/videos"
 VIDEO_NOW = f"{VIDEOS}/sync"
-"""Answers with the file itself; vLLM-Omni has it, too."""
+"""Path of the route that answers with the file itself; vLLM-Omni has it, too."""
 DEFAULT_PROMPT = "a picture"
 ResponseFormat = Literal["b64_json", "url", "none"]
 
@@ -26,8 +26,9 @@ class Dialect:
     """The fields that are the same for all requests of a drive.
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
-    `slo_s`, `on_miss`, `priority`, `exact`, `lora` and `cache`, which only Tilework knows. `extra_body` is laid over
-    each body; a value of None takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    `slo_s`, `on_miss`, `priority`, `exact`, `lora` and `cache`, which only Tilework knows. `extra_body` overrides
+    fields of each body; a value of None takes the field out (OpenAI's own service refuses `num_inference_steps` and
+    `seed`).
     """
 
     model: str | None = None
@@ -36,7 +37,7 @@ class Dialect:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def body_of(self, request: WorkloadRequest) -> dict[str, Any]:
-        """The JSON body for one request; fields that the workload leaves open are left to the server."""
+        """Return the JSON body for one request. Fields that the workload does not set are left to the server."""
         body: dict[str, Any] = {
             "model": self.model or request.pipeline,
             "prompt": request.prompt or DEFAULT_PROMPT,
@@ -65,8 +66,7 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The meaning of one HTTP answer. `cause`, `detail` and `num_hops` are as in `Record`; `file` only if it was
-    asked for."""
+    """The meaning of an HTTP answer. `cause`, `detail` and `num_hops` are as in `Record`; `file` if asked for."""
 
     status: Ending
     file: bytes | None = None
@@ -77,10 +77,10 @@ class Answer:
 
 
 def read_answer(status_code: int, content: bytes, *, response_format: str = "b64_json", decode: bool = True) -> Answer:
-    """The meaning of an HTTP answer; one that does not have the API's form is an error, whatever its status code.
+    """Read the meaning of an HTTP answer; one that breaks the API is an error, whatever its status code.
 
-    With `response_format` "b64_json" the first of `data` must hold a picture under that name, else a picture or a
-    `url`. Without `decode` the picture is not checked, and dropped.
+    With `response_format` "b64_json" the first of `data` must hold an image under that name, else an image or a `url`.
+    Without `decode` the image is not checked, and dropped.
     """
     values = parsed(content)
     if status_code != 200:
@@ -96,7 +96,7 @@ def read_answer(status_code: int, content: bytes, *, response_format: str = "b64
 
 
 def read_video(status_code: int, content: bytes, media_type: str, *, keep: bool = True) -> Answer:
-    """The meaning of an answer whose body is to be a video file. Without `keep` the file is dropped."""
+    """Read the meaning of an answer whose body should be a video file. Without `keep` the file is dropped."""
     if status_code != 200:
         return _refusal(status_code, parsed(content))
     if not media_type.startswith("video/") or not content:
@@ -105,7 +105,7 @@ def read_video(status_code: int, content: bytes, media_type: str, *, keep: bool 
 
 
 def parsed(content: bytes) -> Any:
-    """JSON; None if it is none."""
+    """Parse JSON; None if the content is not JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
@@ -118,7 +118,7 @@ def _refusal(status_code: int, values: Any) -> Answer:
 
 
 def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:
-    """Raises one of LookupError, TypeError, ValueError if there is none."""
+    """Return the image of an entry of `data`; None if dropped. Raises LookupError, TypeError or ValueError."""
     text = first.get("b64_json")
     if text is None and response_format != "b64_json":
         text, decode = first["url"], False
@@ -128,7 +128,7 @@ def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:
 
 
 def _error_text(status_code: int, values: Any) -> str:
-    """Code and message of an error in OpenAI's shape, or the status code alone."""
+    """Return code and message of an error in OpenAI's shape, or the status code alone."""
     error = values.get("error") if isinstance(values, dict) else None
     if not isinstance(error, dict):
         return f"HTTP {status_code}"

@@ -32,20 +32,20 @@ async def drive(
     time_scale: float = 1.0,
     max_hops: int = 0,
 ) -> list[Record]:
-    """Send every request at its planned arrival and wait for all answers; records in the order of the workload.
+    """Send every request at its planned arrival, wait for all answers, and return records in the workload's order.
 
     Open loop: a request never waits for an answer, and the client sets no limit on connections. A request is given up
-    `timeout_s` after its planned arrival; None waits for ever. Arrivals are multiplied by
-    `time_scale` (2 is half the pace); deadlines are not. Without `keep_files` pictures and clips are dropped as they
-    come. `on_result` is called as each request ends. What a server or the network does becomes a record, never an
-    exception. Any server of OpenAI's images API will do. Requests for several frames go to `/v1/videos/sync`. Proxy
-    settings of the environment are not used.
+    `timeout_s` after its planned arrival; None sets no limit. Arrivals are multiplied by `time_scale` (2 is half the
+    pace); deadlines are not. Without `keep_files` images and clips are dropped as they come. `on_result` is called as
+    each request ends. A fault of a server or of the network becomes a record, never an exception. Any server of
+    OpenAI's images API will do. Requests for several frames go to `/v1/videos/sync`. Proxy settings of the environment
+    are not used.
 
     A request that is refused with the address of another server (`Link` with rel=alternate) is sent there, with the
     same key, up to `max_hops` times.
 
     Raises:
-        ValueError: `base_url` or `time_scale` is of no use.
+        ValueError: `base_url` or `time_scale` cannot be used.
     """
     if not 0 <= time_scale < float("inf"):
         raise ValueError(f"time_scale is {time_scale}; use a number from 0 (all at once) on")
@@ -61,13 +61,13 @@ async def drive(
 
 
 def open_client(base_url: str, api_key: str | None = None) -> httpx.AsyncClient:
-    """A client of one server, with no limit on connections, and none on waiting except for connecting.
+    """Open a client of one server, with no limit on connections, and none on waiting except for connecting.
 
     Raises:
         ValueError: `base_url` is no address of a server.
     """
     origin = _origin(base_url)
-    # Reading the certificates takes 0.1 s, which a server without TLS need not cost.
+    # Reading the certificates takes 0.1 s; a server without TLS does not need them.
     tls = httpx.create_ssl_context() if origin.startswith("https") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
@@ -142,7 +142,7 @@ class _Sender:
         return replace(answer, timeline=await self._timeline(job))
 
     async def _post(self, path: str, request: WorkloadRequest) -> tuple[httpx.Response, int]:
-        """The answer of this server, or of the last one that a refusal has named, and how many those were."""
+        """Post a request; follow refusals that name another server. Return the last answer and the number of hops."""
         body, url, num_hops = self.dialect.body_of(request), httpx.URL(path), 0
         while True:
             response = await self.http.post(url, json=body)
@@ -152,7 +152,7 @@ class _Sender:
             url, num_hops = httpx.URL(other), num_hops + 1
 
     async def _timeline(self, job: httpx.URL) -> dict[str, Any] | None:
-        """A file has no place for its timeline; a server of Tilework tells it with the job."""
+        """Ask for the timeline of a video: its file cannot hold one, and a Tilework server gives it with the job."""
         response = await self.http.get(job)
         try:
             timeline = parsed(response.content)["tilework"]["timeline"]
@@ -162,7 +162,7 @@ class _Sender:
 
 
 def _origin(base_url: str) -> str:
-    """`http://host:port`, with or without the `/v1` that OpenAI's clients want."""
+    """Return `http://host:port` of a URL with or without the `/v1` that OpenAI's clients want."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:

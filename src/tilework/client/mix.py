@@ -13,13 +13,13 @@ from tilework.formats.workload import WorkloadRequest
 
 SIZES_EXAMPLE = "256,512x768:2,832x480x81"
 SLO_EXAMPLE = "256=1.5,512=2, 3 for all sizes, auto, or auto:2.5"
-AUTO_FACTOR = 2.5  # AlpaServe's rule, which TridentServe (section 8) takes over.
+AUTO_FACTOR = 2.5  # AlpaServe's rule, which TridentServe (section 8) adopts.
 
 Shares = Mapping[Shape, float]
 
 
 def parse_size(text: str) -> Shape:
-    """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises ValueError that names the text."""
+    """Parse WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises ValueError that names the text."""
     size = text.strip()
     try:
         return Shape.parse(size if "x" in size else f"{size}x{size}")
@@ -29,7 +29,7 @@ def parse_size(text: str) -> Shape:
 
 
 def parse_sizes(text: str) -> dict[Shape, float]:
-    """Sizes and how often each is asked for, such as "256,512x768:2,832x480x81"; a weight left out is 1.
+    """Parse sizes with the weight of each, such as "256,512x768:2,832x480x81"; a weight left out is 1.
 
     Raises:
         ValueError: an entry is no size or has no weight above 0, or a size comes twice.
@@ -53,7 +53,7 @@ def mixed_workload(
     prompts: Sequence[str],
     seed: int,
 ) -> tuple[WorkloadRequest, ...]:
-    """One request per arrival, without deadlines; the same arguments give the same workload."""
+    """Make one request per arrival, without deadlines; the same arguments give the same workload."""
     rng = Random(f"mix {seed}")
     return tuple(
         WorkloadRequest(
@@ -80,7 +80,7 @@ class SloRule:
     factor: float | None = None
 
     def slo_s(self, shape: Shape, unloaded_s: Mapping[Shape, float]) -> float:
-        """The deadline of a size. Raises ValueError if the rule has none."""
+        """Return the deadline of a size, in seconds. Raises ValueError if the rule has none."""
         if self.factor is not None:
             return self.factor * unloaded_s[shape]
         named_s = self.by_shape.get(shape, self.others_s)
@@ -90,7 +90,7 @@ class SloRule:
 
 
 def parse_slo(text: str) -> SloRule:
-    """Read "256=1.5,512x768=2", with a bare number for all other sizes, or "auto", or "auto:FACTOR".
+    """Parse "256=1.5,512x768=2", with a bare number for all other sizes, or "auto", or "auto:FACTOR".
 
     Raises:
         ValueError: an entry is none of these, or its seconds are not above 0.
@@ -118,10 +118,10 @@ def with_slo(
     scale: float,
     on_miss: OnMiss | None,
 ) -> tuple[WorkloadRequest, ...]:
-    """The same requests with the rule's deadlines, times `scale`; None keeps those that they have, times `scale`.
+    """Return the requests with the rule's deadlines, times `scale`. A rule of None keeps their own, times `scale`.
 
     Raises:
-        ValueError: the rule says nothing of a size that occurs.
+        ValueError: the rule has no deadline for a size that occurs.
     """
 
     def adapted(request: WorkloadRequest) -> WorkloadRequest:

@@ -1,4 +1,4 @@
-"""The prompts that are sent by default; of several lengths, because some encoders pad and others do not."""
+"""Default prompts, of several lengths, because some encoders pad and others do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = (
 
 
 def read_prompts(path: Path | str) -> tuple[str, ...]:
-    """The lines of a text file that are not blank.
+    """Return the lines of a text file that are not blank.
 
     Raises:
         ValueError: there is none.

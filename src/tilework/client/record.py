@@ -12,8 +12,11 @@ from tilework.formats.workload import WorkloadRequest
 
 
 class Ending(StrEnum):
-    """DONE: with a picture or a clip. REJECTED: with status 429. FAILED: with another error of the API. ERROR: without
-    an answer, or with one that breaks the API."""
+    """The end of a request, as the client saw it.
+
+    DONE: with an image or a clip. REJECTED: with status 429. FAILED: with another error of the API. ERROR: without an
+    answer, or with one that breaks the API.
+    """
 
     DONE = "done"
     REJECTED = "rejected"
@@ -25,12 +28,12 @@ class Ending(StrEnum):
 class Record:
     """One request and its end, on the client's clock.
 
-    `arrival_s` is when it was planned to be sent, counted from the start of the drive; `latency_s` counts from there to
+    `arrival_s` is when it was planned to be sent, counted from the start of the drive. `latency_s` counts from there to
     the end of the answer, whatever the answer, so a client that falls behind makes latencies longer, not shorter.
     `lag_s` of it is the client's own: from the planned arrival until it began to send. `timeline` is the server's
-    `tilework` object, if it sends one. `file` is the encoded picture or the video. `cause` says in a word or two why
-    there is none ("http 503", "timeout", "connection", "answer"), `detail` in a sentence; both are empty for one that
-    is done. `num_hops` is how often it was sent to another server, after a refusal that named one.
+    `tilework` object, if it sends one. `file` is the encoded image or the video. `cause` says in a word or two why
+    there is none ("http 503", "timeout", "connection", "answer"), `detail` in a sentence; both are empty for a request
+    that is done. `num_hops` counts how often it was sent to another server, after a refusal that named one.
     """
 
     index: int
@@ -55,5 +58,5 @@ class Record:
 
     @property
     def on_time(self) -> bool | None:
-        """Whether the file came within `slo_s` of the planned arrival; None without a deadline."""
+        """True if the file came within `slo_s` of the planned arrival; None without a deadline."""
         return None if self.slo_s is None else self.status is Ending.DONE and self.latency_s <= self.slo_s

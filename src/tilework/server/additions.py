@@ -24,9 +24,10 @@ _PATH = TypeAdapter(str)
 
 @dataclass(slots=True)
 class Additions:
-    """Kept in the `journal` of calls, each LoRA by itself, so that those of a directory come and go like any other.
+    """Models and LoRAs that were added, kept in the `journal` of calls.
 
-    `gone` is what could not be served again, as model and LoRA, "" for the model: its open calls fail.
+    Each LoRA is an entry of its own, so that LoRAs of a directory come and go like any other. `gone` holds what could
+    not be served again, as model and LoRA ("" for the model): its open calls fail.
     """
 
     journal: CallJournal
@@ -37,7 +38,7 @@ class Additions:
         return [model for model, lora in self.gone if not lora]
 
     def add_model(self, name: str, entry: ModelEntry, loras: Iterable[LoraSource]) -> None:
-        """A model is served from now on, with these LoRAs."""
+        """Record that a model is served from now on, with these LoRAs."""
         kept = replace(entry, path=_absolute(entry.path), loras=None)
         model = Added(model=name, lora="", document=_ENTRY.dump_json(kept))
         self.journal.add(model, *(_kept_lora(name, one) for one in loras))
@@ -48,7 +49,7 @@ class Additions:
         self.gone.discard((model, lora.name))
 
     def remove(self, model: str, lora: str = "") -> None:
-        """A LoRA is no more, or without one a model with all its LoRAs."""
+        """Record that a LoRA was removed; without `lora`, a model with all its LoRAs."""
         self.journal.remove(model, lora)
         self.gone = {one for one in self.gone if one != (model, lora) and (lora or one[0] != model)}
 
@@ -59,12 +60,13 @@ class Additions:
         entries: dict[str, ModelEntry],
         check_free: Callable[[str, Sequence[str]], None],
     ) -> None:
-        """Add to the models of the start, `begun` with their LoRAs, and to their `entries`, what was added before it.
+        """Serve again what was added before this start: add it to `catalog` and `entries`.
 
-        What the server was started with counts: a model that has this name by now takes its place, with its own LoRAs,
-        and so does a LoRA. `check_free` refuses names and aliases, as `ServedModels.check_free`.
+        `begun` are the models of this start, with their LoRAs. They take precedence: an added model whose name one of
+        them has is left out with all its LoRAs, and so is an added LoRA whose name the model has already. `check_free`
+        refuses names and aliases, as `ServedModels.check_free`.
         """
-        others = set[str]()  # Models of the start by names of those that were added.
+        others = set[str]()  # Names of added models that a model of this start has taken.
         for added in self.journal.added():
             if not added.lora and added.model in begun:
                 others.add(added.model)
@@ -106,5 +108,5 @@ def _kept_lora(model: str, lora: LoraSource) -> Added:
 
 
 def _absolute(path: str) -> str:
-    """A path that the next start finds from wherever it is made; a hub id as it is."""
+    """Return a path that holds from any working directory of the next start; a hub id as it is."""
     return str(Path(path).resolve()) if Path(path).exists() else path

@@ -13,13 +13,13 @@ from tilework.server.webhooks.sender import WebhookSender
 
 @dataclass(frozen=True, slots=True)
 class CallWebhooks:
-    """What is to be told is in the records of calls, so with a durable directory the next start goes on with it."""
+    """Sends notices. Those that are due are in the records of calls: after a restart the next start sends them."""
 
     registry: CallRegistry
     sender: WebhookSender
 
     def on_record(self, record: Record) -> None:
-        """A call has ended."""
+        """Send the notice of a call that has ended, if it has a webhook."""
         if record.webhook is None:
             return
         status = record.status()
@@ -29,6 +29,6 @@ class CallWebhooks:
         self.sender.send(notice(record.uid, record.webhook, status.status, ended_s, call))
 
     def resume(self) -> None:
-        """Go on with what the previous start has left."""
+        """Send the notices that the previous start has left."""
         for record in self.registry.untold():
             self.on_record(record)

@@ -27,7 +27,7 @@ SECRETS = frozenset({"api_key", "admin_key", "metrics_key", "webhook_secret"})
 RELOADED = SECRETS - {"webhook_secret"} | {"tenants"}
 """Settings that change while the server runs: see `server.reload`."""
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
-"""Where a setting is from."""
+"""Sources of a setting."""
 MIN_SECRET_BYTES = 16
 _YEAR_S = 366 * 86400.0
 
@@ -47,7 +47,7 @@ def _checked_model_name(name: str) -> str:
 
 
 def _checked_price(value: object) -> float:
-    """A number, or its text, or the price at which whatever can be kept is promised."""
+    """Read a number, its text, or "greedy": the price at which every promise that can be kept is made."""
     try:
         price = inf if value == "greedy" else float(str(value))
     except ValueError:
@@ -64,41 +64,46 @@ ModelName = Annotated[str, AfterValidator(_checked_model_name)]
 class ServerConfig(BaseSettings):
     """Limits and addresses of the HTTP server. Made directly, it reads no environment: see `load_config`.
 
-    `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
-    With `admin_key`, one or several, a client of the default tenant may change what is served; with `metrics_key` it
-    may read metrics and nothing else. On `probe_port` of the loopback probes and metrics need no key.
-    `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
-    TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `default_slo` is the
-    deadline of requests that give none (see `server.default_slo`). `max_jobs` is how many images
-    of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
-    comes in (see `admission.admission_limits`). `promise_price` is how many deadlines of others a promise may cost.
-    `max_input_bytes` is for a body with pictures, `max_picture_bytes` for one file, `max_input_pixels` for all pictures
-    of a call, and `input_bytes` for the memory of all calls' pictures.
-    `served_model_name` is what clients call the first model, one name or several by commas. `allow_origin` are the
-    origins of pages that may call the server, by commas, or "*" for all. `webhook_origins` are those of servers that
-    calls may have told of their end, and `webhook_secret` is that with which this is signed (see `webhooks.notice`).
-    `set_name` is what others call this server, and `registry` the address at which it finds them (see `server.sets`);
-    its node manager moves nodes by windows of `set_window_s`, to sets that are busy for more than `set_threshold`.
-    `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
-    `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
-    `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
-    With `metadata` PNG files say what they were drawn from and how (see `calls.provenance`).
-    `safety_filter` names code that looks at prompts and pictures (see `server.safety_filter`).
-    `traces` is the URL of a collector of OpenTelemetry (see `server.traces`).
-    With `strict` a field that means nothing here is refused, not ignored.
-    `cache`, and `cache_threshold` or `cache_interval`, are for requests that are not exact and give none (see
-    `core.cache`; None: the default of the cache).
-    `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
-    a whole request head, and for a whole body; `send_timeout_s` is after how long a client that takes too little of an
-    answer is cut off (how little is in `http.connections.protocol`). `durable` is a directory that keeps accepted calls
-    when the server ends (see `store.durable`), and files of batches, of `batch_bytes` in all; batches that have ended,
-    and files that say no other time, are kept for `batch_ttl_s`. A tenant has at most `max_batches`, of which
-    `max_running_batches` make calls at a time, and `max_batch_files` of calls (see `batches`). `results` are addresses
-    of Redis servers for pictures, by commas, or a bucket of S3 (see `store.redis_results`, `store.s3_results`); on this
-    machine's disk `spool_bytes` of them wait while these take none (see `store.spooled`).
-    `max_records` and `record_bytes` bound what is remembered of calls that have ended. `drain_s` is how long a stop
-    waits for open calls and for answers under way. `frontends` is how many processes take HTTP (see
+    `port` 0 takes a free one. On `probe_port` of the loopback, probes and metrics need no key. `public_url` replaces
+    scheme and host in the URLs of results, for servers behind a proxy. `allow_origin` are the origins of pages that may
+    call the server, by commas, or "*" for all. `frontends` is the number of processes that take HTTP (see
     `server.frontends`); with 0 the controller's own does. `max_connections` are divided among them.
+
+    `api_key` is one key or several, separated by commas; None leaves the server open. With `admin_key`, one or several,
+    a client of the default tenant may change what is served; with `metrics_key` it may read metrics and nothing else.
+    `tenants` is the path of a TOML file (see `server.tenants`), `models` that of another (see `server.models_file`).
+    `served_model_name` are the names of the first model for clients, one or several by commas.
+
+    `default_slo` is the deadline of requests that give none (see `server.default_slo`). `max_jobs` images of all
+    tenants may wait or run at a time; when another comes in, the devices may need at most `max_backlog_s` for them (see
+    `admission.admission_limits`). `promise_price` is the number of other deadlines that a promise may cost. `max_batch`
+    is the most images that share a forward pass. `exact` makes all requests exact (see `core.request.Request`).
+    `cache`, and `cache_threshold` or `cache_interval`, are for requests that are not exact and give none (see
+    `core.cache`; None: the default of the cache). With `strict` a field that means nothing here is refused, not
+    ignored. `encode_cache_bytes` bounds the encoded inputs of earlier requests (see `runtime.encode_cache`).
+
+    `max_input_bytes` bounds a body with pictures, `max_picture_bytes` one file, `max_input_pixels` all pictures of a
+    call, and `input_bytes` the memory of all calls' pictures. `video_codec` compresses videos (see
+    `core.wire.spec.VideoCodec`). With `metadata` PNG files say how they were drawn, and from what (see
+    `calls.provenance`). `safety_filter` names code that looks at prompts and images (see `server.safety_filter`).
+    `traces` is the URL of a collector of OpenTelemetry (see `server.traces`).
+
+    `webhook_origins` are those of servers that calls may have told of their end, in notices that are signed with
+    `webhook_secret` (see `webhooks.notice`). `set_name` is the name of this server for others, and `registry` the
+    address at which it finds them (see `server.sets`). Its node manager moves nodes by windows of `set_window_s`, to
+    sets that are busy for more than `set_threshold`.
+
+    `durable` is a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches,
+    of `batch_bytes` in all. Batches that have ended, and files that set no other time, are kept for `batch_ttl_s`. A
+    tenant has at most `max_batches`, of which `max_running_batches` make calls at a time, and `max_batch_files` of
+    calls (see `batches`). `results` are addresses of Redis servers for images, by commas, or a bucket of S3 (see
+    `store.redis_results`, `store.s3_results`); while these take none, `spool_bytes` of them wait on this machine's disk
+    (see `store.spooled`). `max_records` and `record_bytes` bound the records of calls that have ended.
+
+    `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
+    a whole request head, and for a whole body. After `send_timeout_s` a client that takes too little of an answer is
+    cut off (see `http.connections.protocol`). `drain_s` is how long a stop waits for open calls and for answers under
+    way.
 
     Raises:
         ValidationError: a value has the wrong type or is out of its range.
@@ -279,7 +284,7 @@ class ServerConfig(BaseSettings):
     @field_validator("api_key", "admin_key", "metrics_key")
     @classmethod
     def _check_keys(cls, api_key: str | None) -> str | None:
-        """Refuse a list without a key: it would open the server to everything, which cannot be meant."""
+        """Refuse a list without a key: it would open the server to everyone, which cannot be meant."""
         if api_key is not None and not any(key.strip() for key in api_key.split(",")):
             raise ValueError("it holds no key: give keys separated by commas, or unset it")
         return api_key
@@ -294,12 +299,12 @@ def _keys(text: str | None) -> tuple[bytes, ...]:
 
 
 def _is_origin(text: str) -> bool:
-    """Whether it is a scheme and a host, maybe with a port, as a browser sends it."""
+    """Return whether a text is a scheme and a host, maybe with a port, as a browser sends it."""
     return re.fullmatch(r"https?://[^/?#@\s]+", text) is not None
 
 
 class _FromEnvironment(ServerConfig):
-    """The same settings, with what is not given taken from the environment."""
+    """The same settings; those that are not given come from the environment."""
 
     @classmethod
     def settings_customise_sources(
@@ -321,8 +326,8 @@ def load_config(
 ) -> ServerConfig:
     """Resolve the configuration from the environment; an override that is None leaves the setting as it is.
 
-    `file` has the settings of a file, which give way to the environment. `others` names the settings (lower case,
-    without prefix) that belong to other components: they are skipped here.
+    `file` has the settings of a file; the environment overrides them. `others` names the settings (lower case, without
+    prefix) that belong to other components: they are skipped here.
 
     Raises:
         ConfigError: an unknown `TILEWORK_*` variable or override, or a value that cannot be used.
@@ -348,7 +353,7 @@ def load_config(
 
 
 def config_sources(overrides: Mapping[str, object], file: Mapping[str, object]) -> dict[str, str]:
-    """Where `load_config` has each setting from: OPTION (an override), ENVIRONMENT, FILE or DEFAULT."""
+    """Return the source of each setting in `load_config`: OPTION (an override), ENVIRONMENT, FILE or DEFAULT."""
     found = dict.fromkeys(ServerConfig.model_fields, DEFAULT) | dict.fromkeys(file, FILE)
     found |= {name: ENVIRONMENT for name in ServerConfig.model_fields if PREFIX + name.upper() in os.environ}
     return found | {name: OPTION for name, value in overrides.items() if value is not None}
@@ -361,7 +366,7 @@ def _check_known(name: str, known: Collection[str], candidates: list[str]) -> No
 
 
 def _wrong_value(name: str, error: Any, shown: str) -> str:
-    """What is wrong with a setting; `shown` is its name as it was given."""
+    """Describe the mistake in a setting; `shown` is its name as it was given."""
     value = "" if name in SECRETS else f" = {error['input']!r}"
     if error["type"] == "string_pattern_mismatch":
         return f"{shown}{value} cannot be used; give up to 64 letters, digits, dots, dashes and underscores."

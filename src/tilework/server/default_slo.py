@@ -1,4 +1,4 @@
-"""Deadlines of requests that give none: a time, or a multiple of what the request takes alone."""
+"""Deadlines of requests that give none: a time, or a multiple of the time that the request takes alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT = re.compile(r"(\d+(?:\.\d+)?)(ms|s|x)")
 
 @dataclass(frozen=True, slots=True)
 class DefaultSlo:
-    """`seconds`, or `times` the time that a request takes alone; with neither there is no deadline."""
+    """A default deadline: `seconds`, or `times` the time that a request takes alone; with neither, none."""
 
     seconds: float | None = None
     times: float | None = None
@@ -37,7 +37,7 @@ class DefaultSlo:
         return "none" if self.seconds is None else f"{self.seconds:g}s"
 
     def slo_s(self, alone_s: float | None) -> float | None:
-        """The seconds of a request that takes `alone_s` alone; None without a deadline, or if that is not known."""
+        """Return the deadline of a request that takes `alone_s` alone; None if there is none, or that is unknown."""
         if self.times is None:
             return self.seconds
         return None if alone_s is None else self.times * alone_s
@@ -55,7 +55,7 @@ DefaultSloField = Annotated[Any, AfterValidator(_checked)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultSlos:
-    """What holds for a request of some tenant and model: the first of these that says something, in this order."""
+    """The defaults that may hold for a request of some tenant and model: the first that is set, in this order, does."""
 
     tenant: DefaultSlo | None = None
     classes: Mapping[str, DefaultSlo] = field(default_factory=dict)
@@ -63,6 +63,6 @@ class DefaultSlos:
     server: DefaultSlo | None = None
 
     def of(self, priority: str) -> tuple[DefaultSlo, str] | None:
-        """What holds for a class, and who says so: "tenant", "class", "model" or "server"."""
+        """Return the default for a class, and its source: "tenant", "class", "model" or "server"."""
         found = {"tenant": self.tenant, "class": self.classes.get(priority), "model": self.model, "server": self.server}
         return next(((slo, source) for source, slo in found.items() if slo is not None), None)

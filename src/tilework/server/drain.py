@@ -1,4 +1,4 @@
-"""What a server waits for before it stops: open calls, and pictures that were not fetched yet."""
+"""The wait of a server before it stops: for open calls, and for images that were not fetched yet."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tilework.server.text import counted
 from tilework.server.webhooks.sender import WebhookSender
 from tilework.store.results import ResultStore, StoreUnreachable
 
-SWEEP_S = 1.0  # How often the store is asked: it does not report that a picture expired or was evicted.
+SWEEP_S = 1.0  # The store is asked this often: it does not report that an image expired or was evicted.
 
 
 async def drained(
     call_registry: CallRegistry, store: ResultStore, webhooks: WebhookSender, now_ns: Callable[[], int]
 ) -> None:
-    """Return when no call is open, every picture of an asynchronous call was fetched or is gone, webhooks of calls
-    that have ended were tried, and no result would be lost with the server."""
+    """Return when no call is open, every image of an asynchronous call was fetched or is gone, webhooks of calls that
+    have ended were tried, and no result would be lost with the server.
+    """
     while True:
         for record, index, frame in call_registry.unfetched():
             with suppress(StoreUnreachable):
@@ -33,7 +34,7 @@ async def drained(
 
 
 def waits_for(call_registry: CallRegistry, store: ResultStore, left_s: float) -> str:
-    """What a stop waits for now, and how long at most."""
+    """Describe what a stop waits for now, and how long at most."""
     calls, pictures, backlog = call_registry.num_open_calls, len(call_registry.unfetched()), store.backlog()
     unwritten = "" if backlog.outlives_server else f"{counted(backlog.num_results, 'result')} not in their store, "
     return (
@@ -43,6 +44,6 @@ def waits_for(call_registry: CallRegistry, store: ResultStore, left_s: float) ->
 
 
 def is_waited_for(call_registry: CallRegistry, store: ResultStore) -> bool:
-    """Whether a stop would wait for calls or results."""
+    """Return whether a stop would wait for calls or results."""
     backlog = store.backlog()
     return call_registry.is_busy or (backlog.num_results > 0 and not backlog.outlives_server)

@@ -1,4 +1,4 @@
-"""What the HTTP API needs of an engine: the live one of `runtime`, or a fake one in tests."""
+"""The interface of an engine for the HTTP API: the live one of `runtime`, or a fake one in tests."""
 
 from __future__ import annotations
 
@@ -24,89 +24,89 @@ class Health(Protocol):
     def num_devices(self) -> int: ...
     @property
     def num_jobs(self) -> int:
-        """Accepted requests that have not ended."""
+        """Number of accepted requests that have not ended."""
 
     @property
     def draining(self) -> bool: ...
 
 
 class Catalog(Protocol):
-    """How what is served changes, one change after another. Each raises `ModelRefused`."""
+    """Changes to what is served, one after another. Each raises `ModelRefused`."""
 
     async def add(self, new: NewModel, *, measure: bool, check_name: Callable[[str], object]) -> ModelInfo:
         """Serve another model; its costs may be measured if they are not known.
 
-        `check_name` is called while no other change is made: with the name that is asked for, and with that which the
-        model has. What it raises ends the change.
+        `check_name` is called while no other change is made: with the name that is asked for, and with the one that the
+        model has. An exception that it raises ends the change.
         """
 
     async def remove(self, name: str) -> None:
-        """Serve a model no more; waits for its open requests."""
+        """Stop serving a model; waits for its open requests."""
 
     async def add_lora(self, model: str, source: LoraSource) -> None:
         """Let requests for a model use another LoRA."""
 
     async def remove_lora(self, model: str, name: str) -> None:
-        """Let requests for a model use a LoRA no more; waits for those that do."""
+        """Stop letting requests for a model use a LoRA; waits for those that do."""
 
 
 class Engine(Protocol):
-    """Every method runs on the event loop; `submit` and `cancel` answer at once."""
+    """Runs requests. Every method runs on the event loop; `submit` and `cancel` answer at once."""
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        """The served models by name, that of requests that name none first; known once the engine has started."""
+        """Served models by name, that of requests that name none first; known once the engine has started."""
 
     @property
     def not_served(self) -> Mapping[str, NotServed]:
-        """The models of its start that cannot run on its devices, by name; known once the engine has started."""
+        """Models of its start that cannot run on its devices, by name; known once the engine has started."""
 
     def identity(self, model: str, loras: Iterable[str] = ()) -> str:
-        """What its files, dtype and settings are, and which libraries run it: another value is another model.
+        """Return an identity of a model: its files, dtype and settings, and the libraries that run it.
 
-        With LoRAs, also which files these are.
+        A model with another identity is another model. With LoRAs, their files count, too.
         """
 
     @property
     def catalog(self) -> Catalog:
-        """Known once the engine has started."""
+        """Changes to what is served; known once the engine has started."""
 
     @property
     def failed(self) -> asyncio.Event:
-        """Set when its scheduler has failed: it has ended requests, takes no more, and can only be stopped."""
+        """Event, set when the scheduler has failed: it has ended requests, takes no more, and can only be stopped."""
 
     @property
     def failure(self) -> str:
-        """Why it has failed; empty before."""
+        """Reason of its failure; empty before."""
 
     def standing_refusal(self) -> Reject | None:
-        """The refusal of every request that asks for no promise; None if one may be accepted."""
+        """Return the refusal of every request that asks for no promise; None if one may be accepted."""
 
     def devices_with(self, model: str) -> tuple[int, ...]:
-        """The devices that have all weights of a model."""
+        """Return the devices that have all weights of a model."""
 
     def devices_serving(self, model: str) -> tuple[int, ...]:
-        """The devices that may run requests for a model, up or not."""
+        """Return the devices that may run requests for a model, up or not."""
 
     def predicted_sizes(self, model: str) -> tuple[Shape, ...]:
-        """The sizes of the cost table at which a model was not measured yet."""
+        """Return the sizes of the cost table at which a model was not measured yet."""
 
     def is_on_host(self, model: str) -> bool:
-        """Whether the host keeps a copy of all weights of a model, from which devices load them."""
+        """Return whether the host keeps a copy of all weights of a model, from which devices load them."""
 
     @property
     def policy(self) -> str:
-        """The name of the scheduling policy."""
+        """Name of the scheduling policy."""
 
     @property
     def starting(self) -> str:
-        """What the start waits for."""
+        """Text that says what the start waits for."""
 
     def cost_table(self) -> CostTable:
-        """What things cost, with what was measured since the start; known once the engine has started."""
+        """Return the costs, with what was measured since the start; known once the engine has started."""
 
     def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
-        """How long requests for a model take when nothing else runs and weights are loaded; None if it is not known."""
+        """Return the time that requests take alone, with weights loaded; None if it is not known."""
 
     def submit(
         self,
@@ -116,42 +116,42 @@ class Engine(Protocol):
         deadline_ns: int | None = None,
         terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
-        """Submit requests for a model, all of them or none; `specs` by their uids, which are new. None: the first."""
+        """Submit requests for a model (None: the first), all of them or none; `specs` by their uids, which are new."""
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
-        """Take in requests that the previous engine had accepted; once, before any other.
+        """Take over requests that the previous engine had accepted; once, before any other.
 
         The ticket of a request that cannot be served any more has already failed.
         """
 
     def release(self, uid: str) -> None:
-        """The picture of a request is stored: the states that it was made of can be removed."""
+        """Remove the states of a request whose image is stored."""
 
     def cancel(self, uid: str, reason: str) -> None:
-        """End a request as cancelled; does nothing if it is unknown or has ended."""
+        """End a request as cancelled; do nothing if it is unknown or has ended."""
 
     def predict(self, uid: str) -> EtaPrediction | None:
-        """When an open request is expected to be done, as of now; None once it has ended."""
+        """Return when an open request is expected to be done, as of now; None once it has ended."""
 
     def now_ns(self) -> int: ...
     def health(self) -> Health: ...
     def backlog_ns(self) -> int:
-        """The predicted device time of the remaining work of open requests."""
+        """Return the predicted device time of the remaining work of open requests."""
 
     def usage(self) -> Usage:
-        """What it holds, right now."""
+        """Return the resources that the engine holds right now."""
 
     def holdings(self) -> Sequence[Holding]:
-        """The devices that are up, with the weights that they have."""
+        """Return the devices that are up, with the weights that they have."""
 
     def open_tickets(self) -> Iterator[Ticket]:
-        """Those of requests that have not ended, in the order of their arrival."""
+        """Return the tickets of requests that have not ended, in order of arrival."""
 
     def observe(self, observer: Observer) -> None:
         """Report events to this observer, instead of the one before, from now on."""
 
     def drain(self) -> None:
-        """Say in `health` that no new requests are wanted; those that are in go on."""
+        """Report in `health` that no new requests are wanted; accepted ones go on."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None:

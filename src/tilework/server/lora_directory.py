@@ -1,4 +1,4 @@
-"""The LoRAs of a directory: which files they are, and their names."""
+"""The LoRAs of a directory: their files and their names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from tilework.core.model import LORA_NAME, LoraSource, is_lora_name
 from tilework.server.config import ConfigError
 
-_SAVED = "pytorch_lora_weights.safetensors"  # As diffusers saves a LoRA in a directory of its own.
+_SAVED = "pytorch_lora_weights.safetensors"  # diffusers saves a LoRA under this name in its own directory.
 
 
 def loras_in(directory: Path) -> tuple[LoraSource, ...]:
-    """The LoRAs of a directory, by name: NAME.safetensors, and NAME/pytorch_lora_weights.safetensors.
+    """Return the LoRAs of a directory, by name: NAME.safetensors, and NAME/pytorch_lora_weights.safetensors.
 
     Raises:
         ConfigError: there is no such directory, or a name cannot be used.

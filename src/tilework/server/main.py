@@ -37,14 +37,14 @@ from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
 _log = logging.getLogger("tilework.server")
-CLOSE_S = 5  # For the last answers, after the drain or after a second signal.
-FAILED_S = 1  # Until it is recorded which requests have failed with the engine.
+CLOSE_S = 5  # Time for the last answers, after the drain or after a second signal.
+FAILED_S = 1  # Time to record which requests have failed with the engine.
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """`stop` asks the server to finish what is running; `hurry` not to wait for it any longer; `reload` to read its
-    settings again.
+    """The signals of a server. `stop` asks it to finish what is running, `hurry` to stop waiting for that, `reload` to
+    read its settings again.
     """
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,10 +60,10 @@ class Signals:
 
     @contextmanager
     def without_loop(self, reopen_log: Callable[[], None]) -> Iterator[None]:
-        """Heed signals of this process before its loop, and after it until nothing is left to be closed.
+        """Handle signals of this process before its loop, and after it until nothing is left to be closed.
 
         SIGHUP opens the log anew, and lets the settings be read again once they are in use. SIGTERM and SIGINT end the
-        process, unless it was told before that it should stop.
+        process, unless it has been told to stop before.
         """
 
         def hang_up(_number: int, _frame: object) -> None:
@@ -86,7 +86,7 @@ class Signals:
 
 
 class Http(Protocol):
-    """What takes HTTP for an application: this process, or front ends."""
+    """The server of HTTP for an application: this process, or front ends."""
 
     @property
     def listening(self) -> asyncio.Event: ...
@@ -116,19 +116,20 @@ async def serve(
 
     While the engine starts, `/health` answers and everything else is refused; `on_ready` is called with the server's
     URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
-    is open and every picture of an asynchronous call was fetched or is gone. `on_progress` is called with what this
-    waits for. Then the engine stops and ends what is left, and answers that are under way reach their clients. All that
-    takes `config.drain_s` at most, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
-    second signal ends the wait. SIGHUP lets it read its settings again (see `server.reload`): `reread` gives them, by
-    default those of `config`. `signals` lets a caller send signals; outside the main thread it is the only way.
+    is open and every image of an asynchronous call was fetched or is gone. `on_progress` is called with what this waits
+    for. Then the engine stops and ends what is left, and answers that are under way reach their clients. All that takes
+    at most `config.drain_s`, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A second
+    signal ends the wait. SIGHUP makes the server read its settings again (see `server.reload`): `reread` returns them,
+    by default those of `config`. `signals` lets a caller send signals; outside the main thread it is the only way.
 
-    With a `durable` directory the server begins with what was added and with the calls that are open there, and leaves
-    there what is open, and images that were not fetched: a stop does not wait for them. `nodes` are the engine's.
+    With a `durable` directory the server begins with the models and LoRAs that were added and the calls that are open
+    there. It leaves there what is open, and images that were not fetched: a stop does not wait for them. `nodes` are
+    the engine's.
 
     Raises:
         AddressInUse: the address cannot be listened on.
         ConfigError: a file, the address of the results or of the registry, or the name of a model cannot be used.
-        JournalUnusable: the directory has open calls of another model, or was written by another version.
+        JournalUnusable: the directory has open calls for another model, or was written by another version.
         OSError: results cannot be kept.
     """
     signals = signals or Signals()
@@ -139,7 +140,7 @@ async def serve(
     kept: dict[str, Any] = {"call_registry": call_registry, "store": store, "data": durable and durable.data}
     app = create_app(engine, config, readiness=readiness, nodes=nodes, **kept)
     loop, listener = asyncio.get_running_loop(), bind(config.host, config.port)
-    http, deadline_s = _http(app, listener, config, engine), loop.time()  # Of a stop; it moves when one is asked for.
+    http, deadline_s = _http(app, listener, config, engine), loop.time()  # For a stop; set anew when one begins.
     chores = _chores(app, _url(config, listener), _reloading(app, config, reread), signals)
     async with _held(app, config, signals, listener, store, on_progress, chores):
         serving = asyncio.create_task(http.listen())
@@ -179,7 +180,7 @@ def _tidying(durable: DurableDirectory | None, journal: DurableJournal | None) -
 
 
 async def _start(engine: Engine, app: FastAPI) -> None:
-    """Start the engine, with what was added before this start."""
+    """Start the engine, with the models and LoRAs that were added before this start."""
     await engine.start()
     images: ImageService = app.state.images
     refused = {name: one.info.loras if one.info else () for name, one in engine.not_served.items()}
@@ -190,7 +191,7 @@ async def _start(engine: Engine, app: FastAPI) -> None:
 def _begin(
     app: FastAPI, engine: Engine, config: ServerConfig, readiness: Readiness, journal: DurableJournal | None
 ) -> None:
-    """Take over what the previous start has left, and calls from now on."""
+    """Take over what the previous start has left, and take calls from now on."""
     app.state.images.models.check()
     if journal is not None:
         readiness.num_restored = restore(engine, journal, app.state.submitter, app.state.images.additions.gone_models)
@@ -211,8 +212,8 @@ def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: E
         config,
         config.max_connections,
         config.frontends,
-        # A refusal may name another set, of those that serve the call's model, and is to be read by pages of other
-        # origins: the controller's to say.
+        # A refusal may name another set, of those that serve the call's model, and pages of other origins must be able
+        # to read it: only the controller knows that.
         standing=partial(standing_answer, engine) if config.registry is None and not config.origins else lambda: None,
         on_answered=submitter.metrics.count_refused_at_front_ends,
     )
@@ -234,7 +235,7 @@ def _reloading(app: FastAPI, config: ServerConfig, reread: Callable[[], Reread] 
 
 @contextmanager
 def _beside(chores: Mapping[str, Chore]) -> Iterator[None]:
-    """Do these while the block runs; one that fails is begun again."""
+    """Run these chores while the block runs; a chore that fails is started again."""
     tasks = [asyncio.create_task(kept_alive(what, chore)) for what, chore in chores.items()]
     try:
         yield
@@ -244,7 +245,7 @@ def _beside(chores: Mapping[str, Chore]) -> Iterator[None]:
 
 
 def _stop_waits_for(call_registry: CallRegistry, store: ResultStore, deadline_s: float) -> str:
-    """`deadline_s` is on the loop's clock."""
+    """Describe what a stop waits for; `deadline_s` is on the loop's clock."""
     return waits_for(call_registry, store, deadline_s - asyncio.get_running_loop().time())
 
 
@@ -263,7 +264,7 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sig
 
 
 async def _close(app: FastAPI, http: Http, serving: asyncio.Task[None], signals: Signals, deadline_s: float) -> None:
-    """Stop listening and let answers that are under way reach their clients, but not for ever."""
+    """Stop listening and let answers that are under way reach their clients, within limits of time."""
     app.state.watchers.close()
     http.close()
     await _first(serving, signals.hurry.wait(), deadline_s)
@@ -283,7 +284,9 @@ async def _held(
     on_progress: Callable[[str], None],
     chores: Mapping[str, Chore],
 ) -> AsyncIterator[None]:
-    """What a server holds from its start to its end, and does beside; from then on it may open as many files as it can.
+    """Hold what a server needs from its start to its end, and run its chores.
+
+    This process may open as many files as possible from then on.
 
     Raises:
         AddressInUse: the port for probes cannot be listened on.
@@ -309,9 +312,9 @@ def _url(config: ServerConfig, listener: socket.socket) -> str:
 
 @contextmanager
 def _handled(signals: Signals) -> Iterator[None]:
-    """Heed signals on the loop, and then as before.
+    """Handle signals on the loop, and restore the former handlers afterwards.
 
-    Not by `add_signal_handler`: when the loop gives a signal back, the next one ends the process for a moment.
+    Rejected: `add_signal_handler`. When the loop gives a signal back, for a moment the next one ends the process.
     """
     loop = asyncio.get_running_loop()
 
@@ -344,7 +347,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) ->
 
 
 async def _either(first: asyncio.Event, other: asyncio.Event) -> None:
-    """Wait until one of them is set."""
+    """Wait until one of the events is set."""
     waiters = [asyncio.create_task(one.wait()) for one in (first, other)]
     try:
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)

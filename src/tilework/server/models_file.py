@@ -1,4 +1,4 @@
-"""The models of a server, read from a TOML file: where each is, what else clients call it, and its usual deadline."""
+"""The models of a server, read from a TOML file: their places, other names for clients, and usual deadlines."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ModelEntry:
     """A table `[models.NAME]`. A relative `path` begins at the directory of the file, and so do those of `loras` and of
     files in `quantize`.
 
-    `default_slo` is the deadline of requests that give none.
-    `loras` is the directory of the LoRAs that requests for this model may use. `devices` are the accelerators that
-    serve it, ascending; None: all. `quantize` is that of `--quantize`, `vae_tiling` is whether it decodes in tiles,
-    `previews` whether it draws any; None: as the server says.
+    `default_slo` is the deadline of requests that give none. `loras` is the directory of the LoRAs that requests for
+    this model may use. `devices` are the accelerators that serve it, ascending; None: all. `quantize` is as for
+    `--quantize`, `vae_tiling` decides whether it decodes in tiles, `previews` whether it draws any; None: the server's
+    setting.
     """
 
     path: str
@@ -81,7 +81,7 @@ class _File(BaseModel):
 
 
 def read_models(path: str | None) -> Mapping[str, ModelEntry]:
-    """The models of a file by name, the first one first; none without a file.
+    """Return the models of a file by name, the first one first; none without a file.
 
     Raises:
         ConfigError: the file cannot be used; the message names key, value and remedy.
@@ -94,7 +94,7 @@ def read_models(path: str | None) -> Mapping[str, ModelEntry]:
 
 
 def check_workers(path: str, models: Mapping[str, ModelEntry], num_workers: int) -> None:
-    """Raises ConfigError if a model of the file at `path` names a worker that there is not."""
+    """Raise ConfigError if a model of the file at `path` names a worker that does not exist."""
     for name, one in models.items():
         if (unknown := unknown_device(one.devices, num_workers)) is not None:
             raise ConfigError(
@@ -119,7 +119,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
 
 
 def _mistake(error: Any) -> str:
-    """What is wrong with a value of the file, where, and what to give."""
+    """Describe a mistake in a value of the file, its place, and the remedy."""
     path, at = place(error)
     if error["loc"][-1] == KEY:
         return f"models.{path[-1]!r} is not a name; use {MODEL_NAME}."
@@ -132,7 +132,7 @@ def _mistake(error: Any) -> str:
 
 
 def _check_distinct(path: str, file: _File) -> None:
-    """Raises ConfigError if a name means two models."""
+    """Check that no name means two models. Raises ConfigError."""
     taken = dict.fromkeys(file.models, "")
     for name, one in file.models.items():
         for alias in one.aliases:

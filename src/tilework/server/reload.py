@@ -1,7 +1,7 @@
-"""What a running server reads again when it gets SIGHUP: its keys and tenants, and with its command the log.
+"""The settings that a running server reads again at SIGHUP: its keys and tenants, and with its command the log.
 
-A request keeps the tenants with which it came. So calls that are open end as they were accepted, with their weights,
-also those of a tenant that has gone; limits hold from the next request on, and count what is open.
+A request keeps the tenants with which it came. So open calls end as they were accepted, with their weights, also those
+of a tenant that has gone. Limits hold from the next request on, and count open calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("tilework.server")
 class Reread:
     """The settings as files and environment have them by now.
 
-    `differ` names those of the command that are others than it was started with, and `apply` lets those be so that can
+    `differ` names settings of the command that have changed since the start; `apply` puts those into effect that can
     change.
     """
 
@@ -35,10 +35,10 @@ class Reread:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Reloading:
-    """Puts what was read again in the place of what was. A mistake in any file leaves everything as it was.
+    """Replaces settings by those that were read again. A mistake in any file leaves everything as it was.
 
-    The server was started with `config` and these `models` of the file of models. `reread` opens the log anew, whatever
-    else it finds, and raises ConfigError.
+    The server was started with `config` and these `models` of the file of models. `reread` opens the log anew in any
+    case, and raises ConfigError.
     """
 
     config: ServerConfig
@@ -47,14 +47,14 @@ class Reloading:
     reread: Callable[[], Reread]
 
     async def run(self, wanted: asyncio.Event) -> None:
-        """Reload whenever this is set."""
+        """Reload whenever this event is set."""
         while True:
             await wanted.wait()
             wanted.clear()
             self.reload()
 
     def reload(self) -> None:
-        """Blocks while files are read."""
+        """Read the settings again, and put them into effect. Blocks while files are read."""
         try:
             now = self.reread()
             tenants = load_tenants(now.config)
@@ -68,7 +68,7 @@ class Reloading:
         logger.warning("settings were read again: %s", _told(before, tenants, differ))
 
     def _differences(self, config: ServerConfig) -> tuple[str, ...]:
-        """What differs from the start, and stays until the next one. Raises ConfigError."""
+        """Return the settings that differ from the start, and stay so until the next one. Raises ConfigError."""
         names = [name for name in ServerConfig.model_fields if name not in RELOADED]
         found = [name for name in names if getattr(config, name) != getattr(self.config, name)]
         if "models" not in found and read_models(config.models) != self.models:
@@ -76,7 +76,7 @@ class Reloading:
         return tuple(found)
 
     def _check_closed(self, tenants: Tenants) -> None:
-        """Raises ConfigError if a server that asks for keys would be open to all: a file may have been cut short."""
+        """Raise ConfigError if a server that asks for keys would be open to all: a file may have been cut short."""
         if self.tenants.value.has_keys and not tenants.has_keys:
             where = "api_key" if self.config.tenants is None else f"api_key or in {self.config.tenants}"
             raise ConfigError(
@@ -95,9 +95,9 @@ def _told(before: Tenants, now: Tenants, differ: tuple[str, ...]) -> str:
 
 @dataclass(slots=True)
 class Terminal:
-    """Tells a SIGHUP that is sent from that of a terminal which is closed, and ends what runs there.
+    """Tells a SIGHUP that was sent from one of a closed terminal, which ends what runs there.
 
-    A process that was told to ignore that (`nohup`) goes on without its terminal.
+    A process that ignores SIGHUP from its start (`nohup`) goes on without its terminal.
     """
 
     _ends_us: bool = field(default_factory=lambda: _has_terminal() and _heeds_hangup(), init=False)

@@ -1,4 +1,4 @@
-"""How many calls for pictures each key may make in a minute, and which part of the time goes to a tenant's promises."""
+"""Limits of calls for images per key and minute, and of the share of time that a tenant's promises take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MINUTE_NS = 60 * NS_PER_S
 
 @dataclass(slots=True)
 class _Bucket:
-    """How many calls a key has left, as of a time; they come back evenly."""
+    """The calls that a key has left, as of a time; they come back evenly."""
 
     left: float
     as_of_ns: int
@@ -26,14 +26,14 @@ class _Bucket:
 class RequestRates:
     """Token buckets by key (RFC 2697's committed rate): a key may make a minute's calls at once after a minute's rest.
 
-    There are as many as keys of tenants that have a limit, since other keys get no further than the door. Without keys
-    all calls share one.
+    There is one for each key of a tenant that has a limit, since other keys are refused before. Without keys all calls
+    share one.
     """
 
     _buckets: dict[tuple[str, bytes], _Bucket] = field(default_factory=dict)
 
     def take(self, tenant: Tenant, key: bytes, now_ns: int) -> int:
-        """Count a call, and return 0; or, if there is none left, return after how many ns there will be one."""
+        """Count a call, and return 0; if none is left, return the time in ns until there is one."""
         per_minute = tenant.requests_per_minute
         if per_minute is None:
             return 0
@@ -48,7 +48,7 @@ class RequestRates:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One promise of a tenant at a time, and when the next one may be decided, on the monotonic clock."""
+    """The turns of a tenant: one promise at a time. The next one may be decided at `free_s`, on the monotonic clock."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     free_s: float = 0.0
@@ -58,16 +58,18 @@ class _Turn:
 class PromiseTurns:
     """Lets the promises of a tenant be decided one after another, in its share of the event loop's time.
 
-    To decide one call takes milliseconds, in which the loop answers no other. Without turns each call of the others
-    would wait for as many as the tenant has sent.
+    Deciding a call takes milliseconds, in which the loop answers no other. Without turns, each call of other tenants
+    would wait for all that one tenant has sent.
     """
 
     _turns: dict[str, _Turn] = field(default_factory=dict)
 
     @asynccontextmanager
     async def of(self, tenant: str, share: float) -> AsyncIterator[None]:
-        """Wait for the turn of a tenant that may use this share of the time, above 0. What the block does is counted:
-        it waits for nothing."""
+        """Wait for the turn of a tenant that may use this share of the time, above 0.
+
+        The time of the block, which waits for nothing, is counted.
+        """
         turn = self._turns.setdefault(tenant, _Turn())
         async with turn.lock:
             await asyncio.sleep(max(0.0, turn.free_s - time.monotonic()))

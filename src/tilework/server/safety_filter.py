@@ -1,4 +1,4 @@
-"""A user's own code that looks at prompts before they are drawn, and at pictures before anyone sees them."""
+"""A user's own code that checks prompts before they are drawn, and images before they are given out."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tilework.server.config import ConfigError
 
 
 class SafetyFilter(Protocol):
-    """What `safety_filter` names makes one of these when it is called, once, at the start of the server.
+    """A filter of a user. The server calls what `safety_filter` names once, at its start, to make one.
 
-    Both methods are called on threads, several at a time, and answer with the reason for a refusal, or None. What they
-    raise fails the call: nothing that was not looked at is given out.
+    Both methods are called on threads, several at a time, and return the reason for a refusal, or None. An exception
+    fails the call: nothing that was not checked is given out.
     """
 
     def refuse_texts(self, texts: Mapping[str, str]) -> str | None:
-        """Why these texts are not to be drawn, by field: `prompt`, `negative_prompt`, `prompt_2`, ..."""
+        """Return why texts (by field: `prompt`, `negative_prompt`, `prompt_2`, ...) are refused; None if not."""
 
     def refuse_picture(self, picture: Pillow.Image) -> str | None:
-        """Why this picture, or frame of a clip, is not to be given out."""
+        """Return why this image, or frame of a clip, is not to be given out; None if it is."""
 
 
 def load_safety_filter(name: str | None) -> SafetyFilter | None:
-    """The filter that MODULE:NAME makes.
+    """Make the filter of MODULE:NAME.
 
     Raises:
         ConfigError: it cannot be imported, or makes none.
@@ -36,7 +36,7 @@ def load_safety_filter(name: str | None) -> SafetyFilter | None:
     wanted = "give MODULE:NAME of a class with refuse_texts and refuse_picture, whose folder is in PYTHONPATH"
     try:
         made = pkgutil.resolve_name(name)()
-    except Exception as error:  # What code of a user raises.
+    except Exception as error:  # Any exception of a user's code.
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"safety_filter = {name!r} cannot be used ({reason}); {wanted}.") from error
     if not all(callable(getattr(made, method, None)) for method in ("refuse_texts", "refuse_picture")):

@@ -1,4 +1,4 @@
-"""This server among others: what they read of it, and where a client goes that it has no room for."""
+"""The place of this server among others: its record for them, and the address for clients that it has no room for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilework.sets.records import SETS, SetRecord, encoded
 from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.window import UseWindow
 
-_TTL_S = 5  # So long may clients be sent to a server that has died.
+_TTL_S = 5  # Clients may be sent to a dead server for this long.
 _ANY_HOST = ("0.0.0.0", "::", "")
 
 
@@ -32,28 +32,28 @@ class NodePlaces(Protocol):
 
     @property
     def host(self) -> str:
-        """Where it listens for agents."""
+        """Host on which the server listens for agents."""
 
     @property
     def address(self) -> str | None:
-        """HOST:PORT of that, once it listens."""
+        """HOST:PORT at which the server listens for agents; None before it does."""
 
     @property
     def node_names(self) -> Mapping[str, Group]:
-        """The accelerators of each node that is up, by the name of its agent."""
+        """Accelerators of each node that is up, by the name of its agent."""
 
     @property
     def most_nodes(self) -> int:
-        """How many places there are."""
+        """Number of places for nodes."""
 
     @property
     def least_nodes(self) -> int:
-        """How many nodes it starts with."""
+        """Number of nodes that the server starts with."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OwnSet:
-    """What others read of this server. `url` is known once it listens; `use` hears of all works."""
+    """The record of this server for others. `url` is known once it listens; `use` counts all works."""
 
     engine: Engine
     config: ServerConfig
@@ -63,7 +63,7 @@ class OwnSet:
     url: str = ""
 
     def record(self) -> SetRecord:
-        """As of now. One that has not started is there, so that agents come to it."""
+        """Return the record as of now. A server that has not started has one, so that agents come to it."""
         nodes = self.nodes
         places = SetRecord(
             url=self.config.public_url or self.url,
@@ -93,7 +93,7 @@ class OwnSet:
 
 
 def _share(by_device: Mapping[int, float], devices: Group) -> float:
-    """The mean of the devices that are there."""
+    """Return the mean share of the devices that are there."""
     there = [by_device[one] for one in devices if one in by_device]
     return round(sum(there) / len(there), 2) if there else 0.0
 
@@ -112,15 +112,15 @@ class Sets:
         self.directory = Directory(self.registry)
 
     def alternate(self, model: str, before_s: float) -> str | None:
-        """The URL of another set that could begin a request for a model in less time; None if there is none.
+        """Return the URL of another set that could begin a request for a model in less time; None if there is none.
 
-        Waits for nothing: it goes by a copy of the registry.
+        Waits for nothing: it uses a copy of the registry.
         """
         found = self.directory.alternate(model, self.name, before_s)
         return None if found is None else found.url
 
     async def run(self, url: str) -> None:
-        """Be in the registry as the server at this URL, follow it, and manage nodes while it leads, until cancelled."""
+        """Keep this server's record, follow the registry, and manage nodes while this server leads, until cancelled."""
         self.own.url = url
         taken = f"set = {self.name!r} is in the registry already; stop that server, or give this one another --set"
         key, ttl_s = SETS + self.name, _TTL_S
@@ -146,10 +146,10 @@ def new_sets(
     nodes: NodePlaces | None = None,
     has_started: Callable[[], bool] = lambda: True,
 ) -> Sets:
-    """This server among those of its registry; of one in this process if it has none.
+    """Make the sets of this server's registry; without one, of a registry in this process alone.
 
     Raises:
-        ConfigError: the registry cannot be used, or others could not reach this server by what it would say of itself.
+        ConfigError: the registry cannot be used, or others could not reach this server at the addresses in its record.
     """
     registry: Registry = LocalRegistry()
     if config.registry is not None:
@@ -168,7 +168,7 @@ def new_sets(
 
 
 def _check_reachable(config: ServerConfig, nodes: NodePlaces | None) -> None:
-    """Raises ConfigError."""
+    """Check that others can reach this server. Raises ConfigError."""
     if config.public_url is None and config.host in _ANY_HOST:
         raise ConfigError(
             f"host = {config.host!r} is no address that clients of other sets could be sent to; set TILEWORK_PUBLIC_URL"

@@ -1,4 +1,4 @@
-"""What a front end may answer by itself: that the queue is full, to calls that ask for no promise."""
+"""The answer that a front end may give by itself: that the queue is full, to calls that ask for no promise."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tilework.server.frontends.messages import Answer, StandingAnswer
 
 _PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/videos/sync", "/v1/chat/completions")
 _PROMISE = (b"on_miss", rb"\u")
-"""Neither is in a body that asks for no promise: the name of the field, and how JSON may write its letters."""
+"""Parts of a body that may ask for a promise: the name of the field, and JSON's escape for its letters."""
 
 _HEADERS = (b"idempotency-key", b"content-encoding")
-"""A call with a key may join another one, and what a compressed body asks for is not to be seen."""
+"""Headers of calls that may join another one (a key), or whose body cannot be searched (compressed)."""
 
 
 def standing_answer(engine: Engine) -> StandingAnswer | None:
-    """The answer to calls while the queue is full."""
+    """Return the answer to calls while the queue is full; None while it is not."""
     refusal = engine.standing_refusal()
     if refusal is None:
         return None

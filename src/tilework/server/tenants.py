@@ -17,17 +17,16 @@ from tilework.server.toml_file import KEY, place, read_toml
 
 DEFAULT_TENANT = "default"
 MAX_OPEN = 1_000_000
-PROMISE_SHARE = 0.25  # Of what may be promised, that a tenant may hold beside others: a promise is never taken back.
+PROMISE_SHARE = 0.25  # A tenant's share of what may be promised, beside others: a promise is never taken back.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """Clients that share a name.
 
-    `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open, and
-    `requests_per_minute` how many calls for pictures each of its keys may make. One that
-    `is_admin` may change what is served, and one that `is_monitor` may read metrics and nothing else. `default_slo` is
-    the deadline of requests that give none.
+    `classes` are those it may ask for (None: all), `max_open` bounds its open images, and `requests_per_minute` the
+    calls for images of each of its keys. A tenant that `is_admin` may change what is served, and one that `is_monitor`
+    may read metrics and nothing else. `default_slo` is the deadline of requests that give none.
     """
 
     name: str = DEFAULT_TENANT
@@ -43,11 +42,10 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """All tenants, and the weight of each class. Without any key that may draw every call is of the default tenant.
+    """All tenants, and the weight of each class. Unless a key allows drawing, every call is of the default tenant.
 
-    `scoped` are the default tenant with the keys of the scope admin, and with those of the scope metrics. All
-    requests of `exact_classes` are exact.
-    `default_slos` are the deadlines of requests that give none, of some classes.
+    `scoped` are the default tenant with the keys of the scope admin, and with those of the scope metrics. All requests
+    of `exact_classes` are exact. `default_slos` are the deadlines, by class, of requests that give none.
     """
 
     members: tuple[Tenant, ...] = (Tenant(),)
@@ -61,7 +59,7 @@ class Tenants:
         return any(tenant.keys for tenant in self.members if not tenant.is_monitor)
 
     def find(self, key: bytes | None) -> Tenant | None:
-        """The tenant of this key. All keys are compared, each in constant time, so that the time reveals nothing."""
+        """Return the tenant of a key. All keys are compared, each in constant time: the time reveals nothing."""
         found = None
         if not self.has_keys:
             found = next((tenant for tenant in self.members if tenant.name == DEFAULT_TENANT), Tenant())
@@ -75,11 +73,11 @@ class Tenants:
         return next((tenant for tenant in self.members if tenant.name == name), None)
 
     def allowed(self, tenant: Tenant) -> tuple[str, ...]:
-        """The classes that a tenant may ask for."""
+        """Return the classes that a tenant may ask for."""
         return tuple(self.classes) if tenant.classes is None else tenant.classes
 
     def default_class(self, tenant: Tenant) -> str:
-        """The class of a request that names none: the standard one, or the first of its tenant."""
+        """Return the class of a request that names none: the standard one, or the first of its tenant."""
         allowed = self.allowed(tenant)
         return DEFAULT_CLASS if DEFAULT_CLASS in allowed else allowed[0]
 
@@ -87,7 +85,7 @@ class Tenants:
         return tenant.weight * self.classes[name]
 
     def terms(self, tenant: Tenant, name: str, on_miss: OnMiss) -> Terms:
-        """The terms of a tenant's requests of the class `name`."""
+        """Return the terms of a tenant's requests of the class `name`."""
         return Terms(
             on_miss=on_miss,
             tenant=tenant.name,
@@ -100,13 +98,13 @@ class Tenants:
 
     @property
     def num_callers(self) -> int:
-        """How many tenants may ask for pictures: who is alone shares with none."""
+        """Number of tenants that may ask for images: a single one has no share to leave to others."""
         return sum(bool(tenant.keys) and not tenant.is_monitor for tenant in self.members)
 
 
 @dataclass(slots=True, eq=False)
 class CurrentTenants:
-    """The tenants that new requests meet: a reload puts others in their place (see `server.reload`)."""
+    """The tenants for new requests: a reload replaces them (see `server.reload`)."""
 
     value: Tenants
 
@@ -177,7 +175,7 @@ def load_tenants(config: ServerConfig) -> Tenants:
 
 
 def _tenants(file: _File, config: ServerConfig) -> Tenants:
-    """Raises ConfigError, which does not name the file."""
+    """Make the tenants of a file and the settings. Raises ConfigError, which does not name the file."""
     classes = {name: _default_weight(name) if row.weight is None else row.weight for name, row in file.classes.items()}
     classes = {**DEFAULT_CLASSES, **classes}
     members = {name: _tenant(name, row, classes) for name, row in file.tenants.items()}
@@ -206,7 +204,7 @@ def _tenants(file: _File, config: ServerConfig) -> Tenants:
 
 
 def _mistake(error: Any) -> str:
-    """What is wrong with a value of the file, where, and what to give. Keys are never shown."""
+    """Describe a mistake in a value of the file, its place, and the remedy. Keys are never shown."""
     path, at = place(error)
     value = "" if "keys" in path else f" = {error['input']!r}"
     if error["loc"][-1] == KEY:

@@ -1,4 +1,4 @@
-"""How values, counts and times of day look in messages and answers."""
+"""Values, counts and times of day as texts for messages and answers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:
 
 
 def shown(value: object, max_chars: int = 80) -> str:
-    """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back.
+    """Return the value as JSON in ASCII, cut to `max_chars`: safe to print and to send back.
 
-    Of a long value only what is shown is looked at.
+    Of a long value only the shown part is read.
     """
     text = json.dumps(_beginning(value, max_chars, max_chars))
     return text if len(text) <= max_chars else text[:max_chars] + "..."
 
 
 def _beginning(value: object, max_chars: int, depth: int) -> object:
-    """Enough of a value to show it: each member takes a character of what is shown, and so does each level."""
+    """Return enough of a value to show it: each member takes a character of what is shown, and so does each level."""
     if isinstance(value, LongText):
         return value.head(max_chars + 1)
     if isinstance(value, str):
@@ -36,20 +36,20 @@ def _beginning(value: object, max_chars: int, depth: int) -> object:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 call`, `2 calls`."""
+    """Count in words: `1 call`, `2 calls`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def parse_time(text: str) -> datetime | None:
-    """The time that an RFC 3339 text means, or None if it is not one; an offset is required."""
+    """Parse a time in RFC 3339, or return None if the text is none; an offset is required."""
     if not _RFC3339.fullmatch(text):
         return None
     try:
         return datetime.fromisoformat(text.upper())
-    except ValueError:  # The 31st of February, say.
+    except ValueError:  # Such as the 31st of February.
         return None
 
 
 def time_text(unix_s: float) -> str:
-    """A time as RFC 3339 in UTC, to the millisecond."""
+    """Format a time as RFC 3339 in UTC, to the millisecond."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

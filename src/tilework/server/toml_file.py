@@ -1,4 +1,4 @@
-"""Reads the TOML files of a server's settings, and says where in them a mistake is."""
+"""Reads the TOML files of a server's settings, and gives the place of a mistake in them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilework.server.config import ConfigError
 
 File = TypeVar("File", bound=BaseModel)
 KEY = "[key]"
-"""In the place of a mistake: it is in the name of the table before it."""
+"""Mark in the place of a mistake that is in the name of the table before it."""
 
 
 def read_toml(setting: str, path: str, kind: type[File], explain: Callable[[Any], str]) -> File:
-    """The contents of the file that a setting names. `explain` says of pydantic's first error what to give instead.
+    """Read the file that a setting names. `explain` turns pydantic's first error into what to give instead.
 
     Raises:
         ConfigError: the file cannot be used; the message names it.
@@ -35,6 +35,6 @@ def read_toml(setting: str, path: str, kind: type[File], explain: Callable[[Any]
 
 
 def place(error: Any) -> tuple[Sequence[str | int], str]:
-    """Where a mistake is: its path, and the same as one writes it, `models.a.aliases[0]`."""
+    """Return the place of a mistake: its path, and the same as in TOML, `models.a.aliases[0]`."""
     path = [one for one in error["loc"] if one != KEY]
     return path, "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in path).lstrip(".")

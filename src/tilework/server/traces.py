@@ -1,4 +1,4 @@
-"""Traces of calls for OpenTelemetry: what became of each, as spans, when it has ended."""
+"""Traces of calls for OpenTelemetry: spans of each call, made when it has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilework.server.config import ConfigError
 from tilework.server.schema.answers import ImageStatus
 
 TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
-"""The header of a call that is part of a trace (W3C Trace Context, section 3.2)."""
+"""Header of a call that is part of a trace (W3C Trace Context, section 3.2)."""
 _PATH = "/v1/traces"
 _S_TO_NS = 10**9
 
@@ -20,9 +20,9 @@ _S_TO_NS = 10**9
 class Traces:
     """Sends spans to a collector at `url`, by OTLP over HTTP, in batches on a thread; what it does not take is lost.
 
-    A call is a span, each of its images one in it, and in that what it waited and each piece of work. They are made
-    from the call's record, so that nothing is traced while it is under way. A call whose client sent `traceparent` is
-    part of that trace.
+    A call is a span. In it, each image is a span, which has a span for its wait in the queue and one for each piece of
+    work. They are made from the call's record, so nothing is traced while the call is under way. A call whose client
+    sent `traceparent` is part of that trace.
 
     Raises:
         ConfigError: the packages of the extra `otel` are missing.
@@ -44,7 +44,7 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def on_record(self, record: Record) -> None:
-        """A call has ended."""
+        """Trace a call that has ended."""
         status = record.status()
         given = {} if record.ask.traceparent is None else {"traceparent": record.ask.traceparent}
         latencies_s = [one.timeline.latency_s for one in status.images if one.timeline is not None]
@@ -65,7 +65,7 @@ class Traces:
             self._image(image, record.arrived_s, call)
 
     def close(self) -> None:
-        """Send what is left; waits for the collector, but not for ever."""
+        """Send what is left; waits for the collector for a limited time."""
         self._provider.shutdown()
 
     def _image(self, image: ImageStatus, arrived_s: float, call: Any) -> None:
@@ -98,7 +98,7 @@ class Traces:
         parent: Any,
         failure: str | None = None,
     ) -> Any:
-        """A span that has ended, in the context `parent`; the `failure` is its error."""
+        """Make a span that has ended, in the context `parent`; the `failure` is its error."""
         from opentelemetry.trace import Status, StatusCode
 
         start_ns = round(start_s * _S_TO_NS)
@@ -110,7 +110,7 @@ class Traces:
         return span
 
     def _inside(self, span: Any) -> Any:
-        """The context of spans inside this one."""
+        """Return the context of spans inside this one."""
         from opentelemetry.trace import set_span_in_context
 
         return set_span_in_context(span)

@@ -1,4 +1,4 @@
-"""A registry by its address."""
+"""Opens a registry by its address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MEMBER = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:]+\])(:(?P<port>\d{1,5
 
 
 def open_registry(address: str) -> EtcdRegistry:
-    """The registry at an address such as etcd://HOST,HOST:PORT. Nothing is asked of it yet. Raises BadRegistry."""
+    """Return the registry at an address such as etcd://HOST,HOST:PORT, without a call to it yet. Raises BadRegistry."""
     scheme, _, members = address.partition("://")
     found = [_MEMBER.fullmatch(one) for one in members.split(",")]
     urls = [f"http://{one['host']}:{one['port'] or _PORT}" for one in found if one is not None]

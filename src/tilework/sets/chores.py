@@ -1,4 +1,4 @@
-"""Chores that must go on as long as their process: one that fails is begun again."""
+"""Chores that must go on as long as their process: a chore that fails is started again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Chore = Callable[[], Coroutine[object, object, None]]
 
 
 async def kept_alive(what: str, chore: Chore) -> None:
-    """Do a chore until it returns or is cancelled; after an exception it is begun again, with a pause before.
+    """Run a chore until it returns or is cancelled; after an exception, start it again after a pause.
 
-    `what` names it in the log. The traceback is logged once, until it fails with another exception.
+    `what` names the chore in the log. A traceback is logged once, until the chore fails with another exception.
     """
     last = ""
     while True:

@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class Directory:
-    """Sets, agents and routes by name, as of the last change that the registry has told.
+    """Sets, agents and routes by name, as of the last change that the registry has reported.
 
-    `is_current` is false while the registry does not answer: then the copy is of no use for new decisions.
-    `entries` are what it was made from. `leader_epoch` is the revision at which there came to be the leader.
+    `is_current` is false while the registry does not answer: then the copy is of no use for new decisions. `entries`
+    are what it was made from. `leader_epoch` is the revision at which the leader became the leader.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -44,12 +44,12 @@ class Directory:
         self.leader: LeaderRecord | None = None
         self.leader_epoch = 0
         self.is_current = False
-        self._since_s = 0.0  # It is current since then, on the loop's clock, in this era.
+        self._since_s = 0.0  # On the loop's clock: the copy is current since then, in this era.
         self._era = registry.era
 
     @property
     def current_for_s(self) -> float:
-        """For how long it has been current without a gap."""
+        """Seconds for which the copy has been current without a gap."""
         return asyncio.get_running_loop().time() - self._since_s if self.is_current else 0.0
 
     async def follow(self) -> None:
@@ -86,7 +86,7 @@ class Directory:
         self._waiting.clear()
 
     async def until(self, found: Callable[[], T | None]) -> T:
-        """What is found in the copy, as soon as it is not None."""
+        """Return the value that `found` finds in the copy, as soon as it is not None."""
         while (value := found()) is None:
             changed = asyncio.get_running_loop().create_future()
             self._waiting.add(changed)
@@ -94,9 +94,9 @@ class Directory:
         return value
 
     def alternate(self, model: str, own: str, start_in_s: float) -> SetRecord | None:
-        """The set that would begin a request for a model first, if that is earlier than here; None if there is none.
+        """Return the set that would start a request for a model first; None unless that is earlier than here.
 
-        Of equal ones the first by name.
+        Ties go to the first name.
         """
         if not self.is_current:
             return None
@@ -109,7 +109,7 @@ class Directory:
 
 
 def _named(kind: type[Record], prefix: str, entries: Entries) -> dict[str, Record]:
-    """The records of a kind by name, in the order of their names; what is none is left out."""
+    """Return the records of a kind by name, in order of name; entries that cannot be decoded are left out."""
     found = {}
     for key in sorted(entries):
         if key.startswith(prefix) and (record := decoded(kind, entries[key].value)) is not None:

@@ -1,11 +1,11 @@
 """A registry in etcd, over the JSON gateway of its API, version 3.
 
 Source: etcd.io, "Why gRPC gateway", for etcd 3.4 and later. The package etcd3gw does the same, but blocks the event
-loop and knows one address. Here each call goes to the address that answered last, and also to the next one when that is
-slow, or is no etcd.
+loop and knows one address. Here each call goes to the address that answered last, and also to the next one if that is
+slow or is no etcd.
 
-An era ends when answers come from another cluster, or when what is newest is older than what was seen before. An etcd
-that was wiped and started by the same command has the same id of its cluster: then the revision alone tells.
+An era ends when answers come from another cluster, or when the newest revision is older than one that was seen before.
+An etcd that was wiped and started by the same command has the same cluster id: then only the revision shows it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tilework.sets.registry import Entries, Entry, Guard, RegistryLost
 _log = logging.getLogger(__name__)
 _CALL_S = 5.0  # While its members elect a leader, etcd answers no write for 2 s and more.
 _NEXT_S = 1.5  # After this long without an answer the next address is asked, too.
-_ROUNDS = 2  # How often all addresses are asked.
-_SILENCE_S = 2.0  # After this long without a change all is listed again: is it lost, or has nothing changed?
+_ROUNDS = 2  # Each address is asked this often.
+_SILENCE_S = 2.0  # After this long without a change, all is listed again: the registry may be lost.
 _PAUSE_S = 0.5  # Before a watch that has ended begins again.
 _HAS_LEADER = {"Grpc-Metadata-hasleader": "true"}  # A member that has lost the others ends its watches.
 
@@ -52,7 +52,7 @@ class EtcdRegistry:
         self._cluster: int | None = None
         self._revision = 0  # The newest of this era.
         self._listed: Entries = {}
-        self._wrong: set[str] = set()  # Addresses of which it was logged that they are no etcd.
+        self._wrong: set[str] = set()  # Addresses that were logged as no etcd.
         self.era = 0
 
     async def grant(self, ttl_s: int) -> int:
@@ -75,7 +75,7 @@ class EtcdRegistry:
             return None
         if answer.succeeded:
             return answer.header.revision
-        # An earlier try may have written it, although its answer was lost.
+        # An earlier try may have written the key, although its answer was lost.
         return next((one.create_revision for one in answer.found if one.lease == lease), None)
 
     async def put(self, key: str, value: bytes, lease: int, guard: Guard) -> int | None:
@@ -116,11 +116,11 @@ class EtcdRegistry:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _events(self, revision: int) -> AsyncGenerator[list[Event], None]:
-        """What has changed from a revision on.
+        """Yield the changes from a revision on.
 
         Raises:
-            httpx.HTTPError: its member is gone; ReadTimeout if nothing has changed for long.
-            RegistryLost: etcd has ended the watch, or what answers is no etcd.
+            httpx.HTTPError: the member is gone; ReadTimeout if nothing has changed for long.
+            RegistryLost: etcd has ended the watch, or the address answers and is no etcd.
         """
         body = {"create_request": {**self._range(), "start_revision": revision}}
         timeout = httpx.Timeout(_CALL_S, read=_SILENCE_S)
@@ -144,7 +144,7 @@ class EtcdRegistry:
         await self._http.aclose()
 
     async def _call(self, path: str, body: Mapping[str, object], kind: type[Kind]) -> Kind:
-        """The first answer that is right. Raises RegistryLost, LeaseGone."""
+        """Return the first valid answer. Raises RegistryLost, LeaseGone."""
         problem = f"{self._url(self._first, path)}: nothing for {_CALL_S:g} s"
         numbers = list(range(self._first, self._first + _ROUNDS * len(self._urls)))
         asked: dict[asyncio.Task[Kind], int] = {}
@@ -172,7 +172,7 @@ class EtcdRegistry:
         raise RegistryLost(f"etcd does not answer: {problem}")
 
     async def _ask(self, number: int, path: str, body: Mapping[str, object], kind: type[Kind]) -> Kind:
-        """The answer of an address. Raises RegistryLost, LeaseGone."""
+        """Return the answer of one address. Raises RegistryLost, LeaseGone."""
         before, era = self._revision, self.era
         answer = await self._answer(self._url(number, path), body, kind)
         # Only reads and writes of keys go through the log of all members: others may lag behind.
@@ -196,7 +196,7 @@ class EtcdRegistry:
         return found
 
     def _note(self, header: Header, before: int, era: int) -> None:
-        """An answer has come to what was asked in an era, when its newest revision was `before`."""
+        """Note an answer to a call of `era`, when `before` was the newest revision; begin an era if it shows one."""
         if self._cluster not in (None, header.cluster_id) or (era == self.era and header.revision < before):
             self._begin_era()
         elif era != self.era:
@@ -205,7 +205,7 @@ class EtcdRegistry:
         self._revision = max(self._revision, header.revision)
 
     def _compare(self, entries: Entries) -> None:
-        """An era has also ended if an entry is older than it was, however much was written since."""
+        """Begin a new era if an entry is older than it was when last listed, however much was written since."""
         before = self._listed
         if any(key in before and one.changed < before[key].changed for key, one in entries.items()):
             self._begin_era()
@@ -217,7 +217,7 @@ class EtcdRegistry:
         self._revision, self._listed = 0, {}
 
     async def _check_members(self) -> None:
-        """Raises RegistryLost if the addresses that answer are of several clusters: each would have a leader."""
+        """Raise RegistryLost if the addresses that answer belong to several clusters: each would have a leader."""
         if len(self._urls) == 1:
             return
         asked = [
@@ -244,7 +244,7 @@ class EtcdRegistry:
         return kv.key.removeprefix(self._prefix)
 
     def _range(self) -> dict[str, object]:
-        """All keys with the prefix: up to the text that follows all of them."""
+        """Return the range of all keys with the prefix: it ends at the first text after all of them."""
         end = self._prefix[:-1] + chr(ord(self._prefix[-1]) + 1)
         return {"key": self._key(""), "range_end": _base64(end.encode())}
 

@@ -1,4 +1,4 @@
-"""What etcd's JSON gateway answers, checked: nothing that another program says at its address passes for etcd's word.
+"""Answers of etcd's JSON gateway, checked: no message of another program at its address passes for one of etcd.
 
 Numbers come as texts, and what is zero, false or empty is left out.
 """
@@ -22,7 +22,7 @@ class Header(BaseModel):
 
 
 class Answer(BaseModel):
-    """What every answer has."""
+    """The header that every answer has."""
 
     header: Header
 
@@ -41,13 +41,13 @@ class _Streamed(Answer):
 
 
 class Renewed(_Streamed):
-    """`TTL` is that of the lease; 0 if it is gone."""
+    """The answer to a renewal. `TTL` is that of the lease; 0 if it is gone."""
 
     TTL: int = 0
 
 
 class KeyValue(BaseModel):
-    """An entry; one that was deleted has its key and `mod_revision` alone."""
+    """An entry; a deleted entry has only its key and `mod_revision`."""
 
     key: Base64Str
     mod_revision: int
@@ -69,7 +69,7 @@ class _Part(BaseModel):
 
 
 class Written(Answer):
-    """The answer of a transaction; `found` is what its reads have found."""
+    """The answer of a transaction; `found` are the entries that its reads have found."""
 
     succeeded: bool = False
     responses: list[_Part] = Field(default_factory=list)
@@ -85,14 +85,14 @@ class Event(BaseModel):
 
 
 class Watched(_Streamed):
-    """What has changed; nothing in the first message, and in the last, by which etcd has `canceled` the watch."""
+    """Changes of a watch. The first message has none, nor has the last, by which etcd has `canceled` the watch."""
 
     canceled: bool = False
     events: list[Event] = Field(default_factory=list)
 
 
 class _Problem(BaseModel):
-    """How etcd refuses a call."""
+    """The refusal of a call by etcd."""
 
     error: str
     code: int
@@ -102,15 +102,15 @@ Kind = TypeVar("Kind", bound=Answer)
 
 
 class LeaseGone(Exception):
-    """The lease of a call has ended, or never was."""
+    """The lease of a call has ended, or never existed."""
 
 
 def read(kind: type[Kind], answer: httpx.Response, line: str) -> Kind:
-    """The first line of an answer as one of this kind.
+    """Parse the first line of an answer as one of this kind.
 
     Raises:
         LeaseGone: etcd says so.
-        RegistryLost: etcd refuses the call, or what answers is no etcd.
+        RegistryLost: etcd refuses the call, or the address answers and is no etcd.
     """
     is_json = answer.headers.get("content-type", "").partition(";")[0] == "application/json"
     try:

@@ -1,12 +1,12 @@
-"""The node manager: one of the servers of a registry, which says which set each agent is for.
+"""The node manager: one of the servers of a registry, which decides which set each agent works for.
 
-The servers try to own the key `leader`; the revision at which one has is its epoch. Its routes are written only while
-that holds (`Guard`), so one that was replaced, and does not know it yet, changes nothing.
+The servers try to own the key `leader`; the revision at which one takes it is its epoch. Its routes are written only
+while it owns the key (`Guard`), so a leader that was replaced and does not know it yet changes nothing.
 
-When a registry was silent, leases have ended, and records come back one after another. So nothing is decided until it
-has answered without a gap for `STEADY_S`, in which all that live have written again; the same holds for a set that was
-away alone. And no node is taken from a set by what was measured before the gap, or given up by one that was away in it:
-windows begin anew.
+After a registry was silent, leases have ended, and records come back one after another. So the node manager decides
+nothing until the registry has answered without a gap for `STEADY_S`: in that time all live members have written again.
+The same holds for a single set that was away. A gap also restarts windows: measurements from before it take no node
+from a set, and a set that was away in it has not given up its nodes.
 
 Source: OnePiece §8.1, which elects by Paxos; here etcd does that.
 """
@@ -29,25 +29,25 @@ from tilework.sets.registry import Guard, Registry, RegistryLost
 
 _log = logging.getLogger(__name__)
 TTL_S = 4
-STEADY_S = 12.0  # Longer than any lease, and than a member needs that waits for an answer, tries again and registers.
-_RETRY_S = 0.5  # How often a follower tries to become the leader.
+STEADY_S = 12.0  # Longer than any lease, and than a member needs to wait for an answer, try again and register.
+_RETRY_S = 0.5  # A follower tries this often to become the leader.
 _BEAT_S = 0.5
 
 
 class NodeManager:
-    """Of the server of the set `own`. It decides by `rule` while it leads."""
+    """The node manager of the server of the set `own`. It decides by `rule` while it leads."""
 
     def __init__(self, registry: Registry, directory: Directory, own: str, rule: UtilisationRule) -> None:
         self._registry, self._directory, self._rule, self._own = registry, directory, rule, own
         record = encoded(LeaderRecord(set=own))
         self._member = Member(registry, LEADER, lambda _lease: record, ttl_s=TTL_S, retry_s=_RETRY_S)
         self._epoch: int | None = None
-        self._changed_s = 0.0  # When nodes were last taken from a set, or this one began to lead.
+        self._changed_s = 0.0  # The time when nodes were last taken from a set, or this server began to lead.
         self._presence = Presence()
         self._written: dict[str, tuple[int, int]] = {}  # By agent: the lease and the revision of its newest route.
 
     async def run(self) -> None:
-        """Lead whenever no other does, until cancelled."""
+        """Lead whenever no other server does, until cancelled."""
         leading = asyncio.create_task(kept_alive("the lead over the sets", self._member.run))
         try:
             while True:
@@ -61,7 +61,7 @@ class NodeManager:
             await asyncio.wait({leading})
 
     async def _decide(self) -> None:
-        """Make the changes that are due, if this is the leader, and the copy knows it and all earlier changes."""
+        """Make the changes that are due, if this server leads, and the copy shows that and all its earlier changes."""
         epoch, directory, now_s = self._member.created, self._directory, asyncio.get_running_loop().time()
         if epoch != self._epoch or not directory.is_current:
             self._epoch, self._changed_s = epoch, now_s
@@ -89,14 +89,14 @@ class NodeManager:
         await self._write(due, epoch)
 
     def _leads(self, epoch: int) -> bool:
-        """Whether the copy has this server as the leader of this epoch."""
+        """Return whether this server is the leader of this epoch, according to the copy."""
         directory = self._directory
         leader = directory.leader
         is_own = leader is not None and leader.set == self._own
         return is_own and directory.leader_epoch == epoch and directory.is_current
 
     def _knows(self, agent: str) -> bool:
-        """Whether the copy has the route that was written for an agent, or that is gone with its lease."""
+        """Return whether the copy has the route that was written for an agent, or the agent's lease has ended."""
         lease, revision = self._written[agent]
         record, route = self._directory.agents.get(agent), self._directory.entries.get(ROUTES + agent)
         return record is None or record.lease != lease or (route is not None and route.changed >= revision)
@@ -110,6 +110,6 @@ class NodeManager:
             route = encoded(Route(set=move.set, epoch=epoch, why=move.why))
             revision = await self._registry.put(ROUTES + move.agent, route, agent.lease, Guard(LEADER, epoch))
             if revision is None:
-                return  # Another leads, or the agent is gone.
+                return  # Another server leads, or the agent is gone.
             self._written[move.agent] = agent.lease, revision
             _log.warning("%s goes to set %s: %s", move.agent, move.set, move.why)

@@ -1,4 +1,4 @@
-"""The registry of a server that is alone, or of several in one process."""
+"""The registry of a server that is alone, or of several servers in one process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LocalRegistry:
         return self._revision
 
     def expire(self) -> None:
-        """Remove what lies under leases whose time is up; each call does that, and a watch learns of it then."""
+        """Remove the entries under leases whose time is up. Each call does that, and a watch learns of it then."""
         for lease in [one for one, known in self._leases.items() if known.end_s <= self._now_s()]:
             for key in self._leases.pop(lease).keys:
                 del self._entries[key]
@@ -85,4 +85,4 @@ class LocalRegistry:
                 self._changed = asyncio.Event()
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""

@@ -1,9 +1,9 @@
-"""Which nodes go to which set: the decision of the node manager, without any clock or registry.
+"""The decision of the node manager, which nodes go to which set, without any clock or registry.
 
-Theory of operation. A node that is for no set goes to one that has a place: to the one that it works for already, else
-to one that has not enough nodes, then to the busiest. Where nodes are still lacking, sets that have more than they need
-give them up at once. After a window the rule of OnePiece (`policy.placement.utilisation`, §8.2) says which set is too
-busy, and which others can give it nodes. Of a set that gives, the least used nodes go.
+Theory of operation. A node that is for no set goes to one that has a place: to the set that it works for already, else
+to one that has too few nodes, then to the busiest. If nodes are still lacking, sets that have more than they need give
+them up at once. After a window the rule of OnePiece (`policy.placement.utilisation`, §8.2) says which set is too busy,
+and which others can give it nodes. A set gives its least used nodes.
 
 Source: OnePiece §8.2, "both within and across workflow sets": there instances change their stage, here nodes change
 their set. Departures: a set keeps its `least_nodes`; it gets no more nodes than it has places; a set that was not
@@ -23,7 +23,7 @@ from tilework.sets.records import AgentRecord, Route, SetRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A node is for another set from now on. `is_taken` from one for which it worked, since that is less busy."""
+    """A change of a node to another set. `is_taken`: it is taken from a set that can spare it."""
 
     agent: str
     set: str
@@ -41,11 +41,12 @@ def moves(
     new: Collection[str] = (),
     gone: Collection[str] = (),
 ) -> list[Move]:
-    """What to change now. Loads count of sets that are `steady`: there for a window in which no node was taken.
+    """Return the moves to make now. Ties go to the first name.
 
-    For a set that is `new` none is taken from others: it may have come back, and so will its nodes. A node whose set is
-    not there waits for it, since a server may be restarted, or cut off from the registry alone. It is free when that is
-    `gone`: away for a window. Ties go to the first name.
+    Loads count only for `steady` sets: those that were there for a window in which no node was taken. No node is taken
+    from others for a `new` set: it may have come back, and so will its nodes. A node whose set is missing waits for it,
+    since a server may be restarted, or cut off from the registry alone. The node is free once that set is `gone`: away
+    for a window.
     """
     placed = {name: routes[name].set for name in sorted(agents) if name in routes and routes[name].set in sets}
     homes = {
@@ -54,16 +55,16 @@ def moves(
     free = {name: home for name, home in homes.items() if home is None or home in sets or home in gone}
     nums = Counter(placed.values())
     for name, one in sets.items():
-        nums[name] += len(set(one.nodes) - set(agents))  # Those that follow no route.
+        nums[name] += len(set(one.nodes) - set(agents))  # Nodes that follow no route.
     found = _place(sets, free, nums)
     found += _supply(sets, placed, nums, new)
     return found or _rebalance(sets, placed, nums, rule, steady)
 
 
 def _place(sets: Mapping[str, SetRecord], free: Mapping[str, str | None], nums: Counter[str]) -> list[Move]:
-    """A set for each free node, as far as there are places: the one that it works for already, else by need.
+    """Move each free node to a set, while there are places: to the set that it works for already, else by need.
 
-    Those that work for one come first, so that no other takes their places.
+    Nodes that work for a set come first, so that no other node takes their places.
     """
     found = []
     for agent in sorted(free, key=lambda one: (free[one] not in sets, one)):
@@ -85,9 +86,9 @@ def _place(sets: Mapping[str, SetRecord], free: Mapping[str, str | None], nums: 
 def _supply(
     sets: Mapping[str, SetRecord], placed: Mapping[str, str], nums: Counter[str], new: Collection[str]
 ) -> list[Move]:
-    """Nodes for sets that lack some and are not new: the least used of those that other sets have above their least.
+    """Move nodes to sets that lack some and are not new: the least used ones of sets that have more than their least.
 
-    A set that gives has its least left, and one that gets has no more than that: so none goes back.
+    A giving set keeps its least, and a receiving set gets no more than its least: so no node goes back.
     """
     found: list[Move] = []
     for name in sorted(set(sets).difference(new)):
@@ -116,14 +117,14 @@ def _rebalance(
     rule: UtilisationRule,
     steady: Collection[str],
 ) -> list[Move]:
-    """Nodes for the busiest set that has places, from those that are little used."""
+    """Move little used nodes to the busiest set that has places."""
     uses = {
         name: Use(nums[name], one.share, max(1, one.least_nodes))
         for name, one in sorted(sets.items())
         if one.most_nodes
         and name in steady
         and one.measured_s * NS_PER_S >= rule.window_ns
-        # One that is too busy can give none: without a place it takes no part.
+        # A set that is too busy cannot give nodes: without a free place it takes no part.
         and (one.share <= rule.threshold or nums[name] < one.most_nodes)
     }
     change = rule.reassignment(uses, 0)

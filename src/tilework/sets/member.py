@@ -1,4 +1,4 @@
-"""A record of one's own in the registry, which is there as long as its owner renews its lease."""
+"""A record in the registry that is there as long as its owner renews its lease."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LEAVE_S = 1.0
 
 
 class Member:
-    """Keeps a record at `key`, and is its owner while `created` is not None. `record` makes it, with its lease.
+    """Keeps a record at `key`. It owns the key while `created` is not None. `record` makes the record for a lease.
 
-    A key that another owner has is tried again every `retry_s`, until it is free. Where the registry is lost, the
-    record ends with its lease, after `ttl_s`, and is written again when the registry is back.
+    A key of another owner is tried again every `retry_s`, until it is free. If the registry is lost, the record ends
+    with its lease, after `ttl_s`, and is written again when the registry is back.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class Member:
         retry_s: float = BEAT_S,
         taken: str | None = None,
     ) -> None:
-        """`taken` is what is logged, once, when another owner has the key."""
+        """Prepare a record. `taken` is logged, once, if another owner has the key."""
         self._registry, self._key, self._record, self._taken = registry, key, record, taken
         self._ttl_s, self._beat_s, self._retry_s = ttl_s, beat_s, retry_s
         self._lease: int | None = None
-        self._era = registry.era  # In which that was granted.
+        self._era = registry.era  # The era in which the lease was granted.
         self._written = b""
         self._due = asyncio.Event()
         self.created: int | None = None
 
     @property
     def lease(self) -> int | None:
-        """The lease under which the record is, or will be; None if it has none that counts."""
+        """Lease of the record, now or once it is written; None if there is none of this era."""
         return self._lease if self._era == self._registry.era else None
 
     async def run(self) -> None:
@@ -71,9 +71,9 @@ class Member:
         self._due.set()
 
     async def _hold(self) -> None:
-        """Take the key, and keep it until its lease has ended, or another has it.
+        """Take the key, and keep it until its lease has ended, or another owner has it.
 
-        The lease is renewed beside all else, so that a registry whose answers are late does not end it.
+        The lease is renewed in its own task, so that it does not end while other answers of the registry are late.
         """
         lease = await self._live_lease()
         both = [asyncio.ensure_future(self._keep_lease(lease)), asyncio.ensure_future(self._keep_record(lease))]
@@ -87,7 +87,7 @@ class Member:
             await asyncio.gather(*both, return_exceptions=True)
 
     async def _live_lease(self) -> int:
-        """The lease that there is, or a new one. That of an era before is given up, with all that is under it."""
+        """Return the present lease or a new one. A lease of an earlier era is revoked, with all that is under it."""
         if self._lease is not None and self.lease is None:
             await self._registry.revoke(self._lease)
         if (lease := self.lease) is None or not await self._registry.renew(lease):
@@ -96,7 +96,7 @@ class Member:
         return lease
 
     async def _keep_lease(self, lease: int) -> None:
-        """Renew it until it has ended: a beat after the last time, or as soon as that is answered."""
+        """Renew the lease until it has ended: every beat, or as soon as the last renewal is answered."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         while self.lease == lease and await self._registry.renew(lease):
@@ -104,8 +104,8 @@ class Member:
             begin_s = loop.time()
 
     async def _keep_record(self, lease: int) -> None:
-        """Write the record whenever it has changed, until it is not ours any more."""
-        self._written = b""  # What is there may be older, if an earlier call has made it and its answer was lost.
+        """Write the record whenever it has changed, until the key is no longer ours."""
+        self._written = b""  # An earlier call may have made an older record there, although its answer was lost.
         self.created = await self._registry.create(self._key, self._record(lease), lease)
         if self.created is None:
             if self._taken is not None:
@@ -119,7 +119,7 @@ class Member:
             self._due.clear()
 
     async def _write(self, lease: int, created: int) -> bool:
-        """Write the record if it has changed; returns whether it is still ours."""
+        """Write the record if it has changed; return whether the key is still ours."""
         value = self._record(lease)
         if value == self._written:
             return True
@@ -129,6 +129,6 @@ class Member:
 
     async def _leave(self) -> None:
         if self._lease is not None:
-            with suppress(RegistryLost, TimeoutError):  # Else it ends by itself.
+            with suppress(RegistryLost, TimeoutError):  # Else the lease ends by itself.
                 async with asyncio.timeout(_LEAVE_S):
                     await self._registry.revoke(self._lease)

@@ -1,4 +1,4 @@
-"""What stands in the registry: sets, agents, and which set each agent is for.
+"""Records in the registry: sets, agents, and the set that each agent is for.
 
 Every server and agent writes its own record. The leader of the servers writes the routes.
 """
@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 SETS, AGENTS, ROUTES, LEADER = "sets/", "agents/", "routes/", "leader"
-"""How keys begin: with the name of a set, or of an agent, after it."""
+"""Beginnings of keys; the name of a set or of an agent follows. `LEADER` is a whole key."""
 
-_STRICT = ConfigDict(extra="ignore", frozen=True)  # Servers of the next version may say more.
+_STRICT = ConfigDict(extra="ignore", frozen=True)  # Servers of the next version may write more fields.
 
 
 @with_config(_STRICT)
@@ -24,17 +24,17 @@ class SetRecord:
 
     Attributes:
         url: where clients reach it.
-        models: what it serves.
-        is_open: whether it takes calls now.
+        models: names of the models that it serves.
+        is_open: true if it takes calls now.
         agents: HOST:PORT where it listens for agents; None if its devices are those of its machine.
         nodes: the share of the window that the devices of each node were busy, by the name of its agent.
-        most_nodes: how many nodes have a place.
-        least_nodes: how many it keeps.
+        most_nodes: number of nodes that have a place.
+        least_nodes: number of nodes that it keeps.
         devices_up: devices that take work.
         backlog_s: device time that its open requests are predicted to take.
         start_in_s: seconds until a new request could start, if devices share that evenly.
-        measured_s: how much of the window has passed since it started.
-        share: of the window, how much its devices were busy.
+        measured_s: seconds of the window that have passed since it started.
+        share: share of the window that its devices were busy.
         stages: the same by stage.
     """
 
@@ -56,7 +56,7 @@ class SetRecord:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRecord:
-    """An agent: the lease under which it lives, and the set that it works for, None if it is for none."""
+    """An agent: the lease under which it lives, and the set that it works for, or None."""
 
     lease: int
     set: str | None
@@ -65,7 +65,7 @@ class AgentRecord:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The set that an agent is for. `epoch` is the revision at which the leader that says so became one."""
+    """The set that an agent is for. `epoch` is the revision at which the leader that wrote this became the leader."""
 
     set: str
     epoch: int
@@ -87,12 +87,12 @@ _ADAPTERS: Mapping[type, TypeAdapter[Any]] = {
 
 
 def encoded(record: SetRecord | AgentRecord | Route | LeaderRecord) -> bytes:
-    """A record as JSON."""
+    """Encode a record as JSON."""
     return _ADAPTERS[type(record)].dump_json(record)
 
 
 def decoded(kind: type[Record], value: bytes) -> Record | None:
-    """A record of this kind; None if the value is none, as one of another version may be."""
+    """Decode a record of this kind; None if the value is none, as one of another version may be."""
     try:
         return cast("Record", _ADAPTERS[kind].validate_json(value))
     except ValidationError:

@@ -1,10 +1,11 @@
-"""What a registry is: a small ordered store of values by key, with leases, guarded writes and a watch.
+"""The interface of a registry: a small ordered store of values by key, with leases, guarded writes and a watch.
 
-Keys are texts such as `sets/a`. Each write has a *revision*, a number that only grows; that at which a key was created
-is its fencing token: a write can be bound to it, so that it fails once another has taken the key.
+Keys are texts such as `sets/a`. Each write has a *revision*, a number that only grows. The revision at which a key was
+created is its fencing token: a write can be bound to it, so that it fails once another has taken the key.
 
 A registry that was wiped, or restored from a backup, begins a new *era*: revisions begin at a smaller number, and those
-of the era before mean nothing. What one holds by a lease it has to give up then, and to write again under a new one.
+of the era before mean nothing. An owner then has to give up what it held by a lease, and to write it again under a new
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class BadRegistry(ValueError):
 
 
 class RegistryLost(ConnectionError):
-    """The registry does not answer at any of its addresses, or what answers is none; the message says which."""
+    """The registry does not answer at any of its addresses, or something else answers there; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A write happens only while this key exists as it was created at this revision."""
+    """The condition of a write: this key exists since it was created at this revision."""
 
     key: str
     created: int
@@ -44,28 +45,28 @@ Entries = Mapping[str, Entry]
 
 
 class Registry(Protocol):
-    """Every method raises RegistryLost if the registry does not answer; then it may have been done, or not."""
+    """Values that servers share. Methods raise RegistryLost without an answer: then a change was made, or not."""
 
     @property
     def era(self) -> int:
-        """How many eras have ended, as far as answers have shown."""
+        """Number of eras that have ended, as far as answers have shown."""
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease. What is written under it is removed when it was not renewed for `ttl_s` seconds."""
+        """Return a new lease. Entries under it are removed when it was not renewed for `ttl_s` seconds."""
 
     async def renew(self, lease: int) -> bool:
-        """Whether the lease was still there, and is now for its full time."""
+        """Renew a lease for its full time; return whether it was still there."""
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and remove what was written under it."""
+        """End a lease, and remove the entries under it."""
 
     async def create(self, key: str, value: bytes, lease: int) -> int | None:
-        """Write a key that is absent; the revision. None if it is there already, and not under this lease."""
+        """Write an absent key and return its revision; None if the key exists already, and not under this lease."""
 
     async def put(self, key: str, value: bytes, lease: int, guard: Guard) -> int | None:
-        """Write a key; the revision. None if the guard does not hold, or the lease has ended."""
+        """Write a key and return the revision; None if the guard does not hold, or the lease has ended."""
 
     def watch(self) -> AsyncGenerator[Entries, None]:
-        """All entries: at once, and again whenever some have changed. The mapping may be changed in place."""
+        """Yield all entries: at once, and again whenever some have changed. The mapping may be changed in place."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The agent's side: it says in the registry that it is there, and works for the set that its route names."""
+"""The agent's side: it registers itself in the registry, and works for the set that its route names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 
 Serve = Callable[[str, asyncio.Event], Coroutine[object, object, None]]
-"""Makes this machine a node of the server at an address (HOST:PORT), until the event is set and that has let it go."""
+"""Makes this machine a node of the server at HOST:PORT, until the event is set and the server has let it go."""
 
 
 class RoutedAgent:
-    """The agent `name`, which `serve`s where its routes say.
+    """The agent `name`, which `serve`s the sets that its routes name.
 
-    It follows only the newest route that was written under the lease that it has now: one of an older epoch than the
-    last is not obeyed, nor one that the registry still has from an era before.
+    It follows only the newest route that was written under its present lease. It obeys no route of an older epoch than
+    the last one, nor one that the registry still has from an earlier era.
     """
 
     def __init__(self, registry: Registry, name: str, serve: Serve) -> None:
@@ -31,18 +31,18 @@ class RoutedAgent:
         self._name, self._serve = name, serve
         self._set: str | None = None
         self._address: str | None = None
-        self._lease: int | None = None  # Under which the newest route was written.
-        self._seen = (0, 0)  # The epoch and the revision of that.
+        self._lease: int | None = None  # The lease under which the newest route was written.
+        self._seen = (0, 0)  # The epoch and the revision of the newest route.
         self._serving: asyncio.Future[None] | None = None
-        self._leaves = asyncio.Event()  # The set that it serves.
-        self._is_asked = False  # To leave it, by this agent.
+        self._leaves = asyncio.Event()  # Set to leave the set that it serves.
+        self._is_asked = False  # True once this agent itself has asked to leave that set.
         self._member = Member(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
 
     def _record(self, lease: int) -> bytes:
         return encoded(AgentRecord(lease=lease, set=self._set))
 
     async def run(self, leaving: asyncio.Event) -> None:
-        """Go from set to set as the routes say, until `leaving` is set and the last one has let it go.
+        """Go from set to set as the routes say, until `leaving` is set and the last set has let the agent go.
 
         A server that tells the agent to end sets `leaving`, too.
         """
@@ -76,16 +76,16 @@ class RoutedAgent:
             leaving.set()
 
     async def _leave(self) -> None:
-        """Leave the set that it serves, if there is one."""
+        """Leave the set that the agent serves, if there is one."""
         if self._serving is not None:
             self._is_asked = True
             self._leaves.set()
             await asyncio.wait({self._serving})
 
     def _next_address(self) -> str | None:
-        """The address of the set that the agent is for, if it works at another one; else None.
+        """Return the address of the set that the agent is for, if it works at another one; else None.
 
-        While the set is not there, or the agent has no route, it stays where it is.
+        While the set is missing, or the agent has no route, it stays where it is.
         """
         directory = self._directory
         route, entry = directory.routes.get(self._name), directory.entries.get(ROUTES + self._name)

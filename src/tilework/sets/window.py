@@ -1,4 +1,4 @@
-"""How busy devices were in a window that moves on with time."""
+"""Busy time of devices in a window that moves on with time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NUM_PARTS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What devices did in a window, of which `measured_ns` have passed since the first of them joined.
+    """The use of devices in a window, of which `measured_ns` have passed since the first device joined.
 
-    `share` is the time that they were busy, over the time that they were there; `by_stage` is the part of it that each
-    stage took, `by_device` that of each device.
+    `share` is their busy time over the time that they were there; `by_stage` is the part of it that each stage took,
+    `by_device` the share of each device.
     """
 
     measured_ns: int
@@ -25,15 +25,15 @@ class Use:
 
 @dataclass(slots=True)
 class _Part:
-    """What was done in a part of the window, from `start_ns` on."""
+    """Busy times in a part of the window, from `start_ns` on."""
 
     start_ns: int
     by_device: Counter[int] = field(default_factory=Counter)
-    by_stage: Counter[tuple[str, int]] = field(default_factory=Counter)  # With the device, so that it can be left out.
+    by_stage: Counter[tuple[str, int]] = field(default_factory=Counter)  # By device, too, so that it can be left out.
 
 
 class UseWindow:
-    """Adds up works as they end: what still runs does not count yet. Times only grow."""
+    """Adds up works as they end: a running work does not count yet. Times only grow."""
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
@@ -43,19 +43,19 @@ class UseWindow:
         self._first_ns: int | None = None
 
     def joined(self, device_id: int, now_ns: int) -> None:
-        """A device takes work from now on."""
+        """Count a device, which takes work from now on."""
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
         self._joined_ns[device_id] = now_ns
 
     def lost(self, device_id: int) -> None:
-        """A device does not count any more, nor what it did."""
+        """Count a device no longer, nor what it did."""
         self._joined_ns.pop(device_id, None)
         for part in self._parts:
             del part.by_device[device_id]
             part.by_stage = Counter({key: ns for key, ns in part.by_stage.items() if key[1] != device_id})
 
     def ran(self, stage: str, devices: Sequence[int], start_ns: int, end_ns: int) -> None:
-        """A work of a stage has run on devices; those that are lost do not count."""
+        """Count a work of a stage that has run on devices; lost devices do not count."""
         self._move_on(end_ns)
         for part in reversed(self._parts):
             busy_ns = min(end_ns, part.start_ns + self._part_ns) - max(start_ns, part.start_ns)
@@ -77,7 +77,7 @@ class UseWindow:
             self._parts.popleft()
 
     def use(self, now_ns: int, devices: Collection[int]) -> Use:
-        """The use of those of these devices that are there."""
+        """Return the use of these devices, without those that are not there."""
         self._move_on(now_ns)
         begin_ns = now_ns - now_ns % self._part_ns - self.window_ns + self._part_ns
         there = {one: now_ns - max(begin_ns, self._joined_ns[one]) for one in devices if one in self._joined_ns}

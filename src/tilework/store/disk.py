@@ -1,4 +1,4 @@
-"""Whether the disk of a directory takes what is written to it."""
+"""Checks that the disk of a directory can be written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import shutil
 from pathlib import Path
 
 CHECK_S = 5.0
-_CHECK_BYTES = 4 << 20  # More than most of what is written at once: else the next write would fail again.
+_CHECK_BYTES = 4 << 20  # More than most writes: a smaller test would pass while the next write fails again.
 _CHECK_FILE = ".room"
 
 _log = logging.getLogger(__name__)
 
 
 class Disk:
-    """The disk of `directory`. Who writes there says when that failed; then it is tried every `CHECK_S`.
+    """The disk of `directory`. After a write that a caller reports as failed, a test write is tried every `CHECK_S`.
 
     Rejected: a least number of free bytes. It says nothing of quotas, inodes and disks that have become read-only.
     """
@@ -28,26 +28,26 @@ class Disk:
 
     @property
     def problem(self) -> str:
-        """Why it cannot be written; empty: as far as is known, it can."""
+        """Reason why the disk cannot be written; empty if it can, as far as is known."""
         return self._problem
 
     @property
     def free_bytes(self) -> int:
-        """Raises OSError."""
+        """Free bytes. Raises OSError."""
         return shutil.disk_usage(self._directory).free
 
     def failed(self, error: Exception) -> None:
-        """Something could not be written. On any thread."""
+        """Note that a write has failed. May be called on any thread."""
         if not self._problem:
             _log.error("%s cannot be written, so calls are refused: %s", self._directory, error)
         self._problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
 
     def suspect(self) -> None:
-        """Something could not be written that may have been on another disk: find out."""
+        """Note that a write has failed that may have been on another disk: the next check tries this one."""
         self._is_suspected = True
 
     def check(self) -> None:
-        """Try to write, if that is not known to be possible. Waits for the disk."""
+        """Try a write if the last one failed or the disk is suspected. Waits for the disk."""
         if not self._problem and not self._is_suspected:
             return
         path = self._directory / _CHECK_FILE
@@ -64,7 +64,7 @@ class Disk:
             path.unlink(missing_ok=True)
 
     async def watch(self) -> None:
-        """Check now and then, on a thread."""
+        """Check every `CHECK_S` seconds, on a thread."""
         while True:
             await asyncio.sleep(CHECK_S)
             await asyncio.to_thread(self.check)

@@ -1,4 +1,4 @@
-"""The directory of data that outlives a server; one server at a time."""
+"""The directory of data that outlives a server; one server uses it at a time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ _LOCK = "lock"
 
 
 class DurableDirectory:
-    """`path` holds a lock and the latest event logs, and `data`, which is `path` itself until one server had to fence
-    another, the journal, the pictures of open calls and the results as files.
+    """The directory that one server at a time uses.
 
-    Event logs are files beside the journal, since nothing is restored from them: every command reads them as they
-    are, and who runs the server may delete old ones, which take five times what the journal does.
+    `path` holds a lock, the latest event logs, and `data`: the journal, the pictures of open calls and the results as
+    files. `data` is `path` itself until one server had to fence another.
+
+    Event logs are files beside the journal, since nothing is restored from them: every command reads them as they are,
+    and operators may delete old ones, which take five times what the journal does.
     """
 
     def __init__(
@@ -43,10 +45,10 @@ class DurableDirectory:
         times: LeaseTimes | None = None,
         on_lost: Callable[[str], NoReturn] = end_process,
     ) -> None:
-        """Create the directory, or open that of an earlier server.
+        """Create the directory, or open the one of an earlier server.
 
-        With `on_wait`, which is called then, wait for as long as another server uses it and does not hang. `on_lost` is
-        called when another one uses it, on any thread.
+        With `on_wait`, wait while another server uses the directory and does not hang; `on_wait` is called before that.
+        `on_lost` is called, on any thread, when another server has taken over the directory.
 
         Raises:
             JournalUnusable: another server uses it, it is not ours, or other users may write to it; the message says
@@ -85,13 +87,13 @@ class DurableDirectory:
 
     @property
     def was_served(self) -> bool:
-        """Whether a server used it before this one."""
+        """True if a server used the directory before this one."""
         return self.lease.last_ns > 0
 
     def now_ns(self) -> int:
-        """The time on the server's clock, which continues from one start to the next, and goes on from here.
+        """Return the time on the server's clock, which continues from one start to the next and runs on from here.
 
-        That of the machine may have been set to an earlier time: then no time has passed since the last start. Raises
+        The machine's clock may have been set to an earlier time: then no time has passed since the last start. Raises
         JournalUnusable.
         """
         unix_ns, since_ns = time.time_ns(), time.monotonic_ns()
@@ -103,11 +105,11 @@ class DurableDirectory:
         return begin_ns
 
     def results(self, *, max_bytes: int, ttl_ns: int) -> FileStore:
-        """Raises OSError."""
+        """Open the store of results. Raises OSError."""
         return FileStore(self.data / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
 
     def given_pictures(self) -> GivenPictures:
-        """Raises JournalUnusable, OSError."""
+        """Open the folder of pictures that calls were given. Raises JournalUnusable, OSError."""
         try:
             return GivenPictures(self.data / "pictures", self.disk.failed)
         except NotOwn as error:
@@ -116,7 +118,7 @@ class DurableDirectory:
             raise JournalUnusable(f"durable: {error.filename} is no folder; remove it") from error
 
     def new_log(self) -> Path:
-        """The path for the event log of this start: `events-N.jsonl`, with a number above that of all `LOGS`."""
+        """Return the path for the event log of this start: `events-N.jsonl`, with a number above that of all `LOGS`."""
         numbers = [int(match[1]) for path in self.path.glob(LOGS) if (match := _NUMBER.match(path.name))]
         return self.path / f"events-{max(numbers, default=0) + 1}.jsonl"
 

@@ -1,8 +1,8 @@
-"""The data of a durable directory, of which each owner that fences another one makes a new epoch.
+"""The data of a durable directory: each owner that fences another one makes a new epoch of them.
 
 A stopped process may go on at any time, in the middle of anything. On another machine it may hold locks of SQLite,
-whose write-ahead log two machines cannot share. So an owner that is fenced keeps its journal, and the next epoch begins
-with a copy of it. Folders of files move there, so that no path of the former owner leads to them.
+whose write-ahead log two machines cannot share. So a fenced owner keeps its journal, and the next epoch begins with a
+copy of it. Folders of files move into the new epoch, so that no path of the former owner leads to them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WAL_HEAD_BYTES = 32
 
 
 def newest(directory: Path) -> int:
-    """The number of the newest epoch, which is complete. The first one is the directory itself."""
+    """Return the number of the newest complete epoch. The first epoch is the directory itself."""
     return max((int(match[1]) for one in directory.iterdir() if (match := _NAME.fullmatch(one.name))), default=1)
 
 
@@ -32,9 +32,10 @@ def folder_of(directory: Path, epoch: int) -> Path:
 
 
 def enter(directory: Path, epoch: int) -> Path:
-    """The folder of an epoch, not older than the newest; made if there is none, and otherwise what is older removed.
+    """Return the folder of an epoch, which must not be older than the newest one.
 
-    Raises OSError, sqlite3.Error.
+    A new epoch gets a folder with a copy of the journal; otherwise data of older epochs are removed. Raises OSError,
+    sqlite3.Error.
     """
     before, folder = newest(directory), folder_of(directory, epoch)
     is_new = before < epoch
@@ -55,7 +56,7 @@ def _older(directory: Path, epoch: int) -> list[Path]:
 
 
 def _remove(older: Path) -> None:
-    """Also what its owner has made there after it was fenced."""
+    """Remove the data of an older epoch, also what its owner has written there after it was fenced."""
     if _NAME.fullmatch(older.name):
         shutil.rmtree(older)
         return
@@ -66,7 +67,7 @@ def _remove(older: Path) -> None:
 
 
 def _copy(old: Path, folder: Path) -> None:
-    """Make `folder`, with the journal of `old` as one file; it appears when all of that is on the disk."""
+    """Make `folder`, with the journal of `old` as one file. The folder appears when all of that is on the disk."""
     new = folder.with_name(f".{folder.name}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o700)
@@ -80,8 +81,10 @@ def _copy(old: Path, folder: Path) -> None:
 
 
 def _copy_journal(old: Path, new: Path) -> None:
-    """Its former owner may go on meanwhile. What it moves from the write-ahead log into the file is still in that log
-    until it begins another one, whose head differs: then both are copied again.
+    """Copy a journal and its write-ahead log while the former owner may still write.
+
+    What that owner moves from the log into the file is still in the log until it begins another log, whose head
+    differs: then both are copied again.
     """
     while True:
         head = _wal_head(old)

@@ -24,7 +24,7 @@ _MOST_HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """The first line of a file; the content follows."""
+    """The first line of a file; the content follows it."""
 
     uid: str
     media_type: str
@@ -34,7 +34,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A result of a `FileStore`, and its file, which no other ever has."""
+    """A result of a `FileStore`, and its file, whose path no other result ever has."""
 
     uid: str
     path: Path
@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A `Result` in a file, whose content begins at a place of it."""
+    """A `Result` in an open file: the content begins at byte `begin`."""
 
     file: BinaryIO
     begin: int
@@ -59,11 +59,11 @@ class OpenFile:
 
 
 class FileStore(LocalStore):
-    """A `ResultStore` in a directory of its own, on the server's clock, which continues at its next start.
+    """A `ResultStore` in its own directory, on the server's clock, which continues at the next start.
 
-    Rejected: contents in the journal's database. They would be written twice, and its one writer would block the
-    event loop. A file appears under its name, a number that grows, only when it is complete. Files are read
-    and written on threads; everything else happens on the event loop.
+    Rejected: contents in the journal's database. They would be written twice, and its one writer would block the event
+    loop. A file appears under its name, a number that grows, only when it is complete. Files are read and written on
+    threads; everything else happens on the event loop.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FileStore(LocalStore):
         ttl_ns: int,
         on_failed: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
-        """`on_failed` hears of files that could not be written. Raises OSError."""
+        """Load earlier results. `on_failed` is called with each error of a write. Raises OSError."""
         self._directory, self._on_failed = directory, on_failed
         self._index: Index[Path] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -117,25 +117,25 @@ class FileStore(LocalStore):
         return self._index.get(uid, now_ns) is not None
 
     def sweep(self, now_ns: int) -> None:
-        """Remove what has expired."""
+        """Remove expired results."""
         _remove(self._index.sweep(now_ns))
 
     async def delete(self, uid: str) -> None:
         _remove(self._index.remove(uid))
 
     def oldest(self, now_ns: int) -> Kept | None:
-        """The result that expires next; None if there is none."""
+        """Return the result that expires next; None if there is none."""
         self.sweep(now_ns)
         found = self._index.oldest()
         return None if found is None else Kept(*found)
 
     def drop(self, kept: Kept) -> None:
-        """Delete this result, but not one that has taken its place since."""
+        """Delete this result, but not a newer one with its uid."""
         if self._index.holds(kept.uid, kept.path):
             _remove(self._index.remove(kept.uid))
 
     def _load(self) -> int:
-        """Load the results of earlier processes; returns the last number that one of them used."""
+        """Load the results of earlier processes; return the last number that one of them used."""
         last = 0
         for path in sorted(self._directory.iterdir()):
             head = None if path.name.startswith(_HIDDEN) else _head_of(path)
@@ -171,7 +171,7 @@ def _opened(path: Path) -> Result | None:
 
 
 def _head_of(path: Path) -> _Head | None:
-    """None if the file is no complete result: the machine may have lost power."""
+    """Return the head of a file; None if the file is no complete result: the machine may have lost power."""
     with path.open("rb") as file:
         head = _read_head(file)
         is_whole = head is not None and path.stat().st_size - file.tell() == head.num_bytes

@@ -1,4 +1,4 @@
-"""Pictures that open calls were given, as files: the journal has their names alone."""
+"""Pictures that open calls were given, as files: the journal holds only their names."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class GivenPictures:
-    """A folder with a file for each picture that an open call was given; they are written and removed on threads.
+    """A folder with a file for each picture that an open call was given; files are written and removed on threads.
 
-    Methods run on the event loop. A file is there before its call is in the journal, and until the call's end is there:
-    whenever the process is killed, no open call lacks one, and the next start removes those of no call.
+    Methods run on the event loop. A file is written before its call is in the journal, and stays until the journal
+    holds the call's end: whenever the process is killed, no open call lacks a file, and the next start removes the
+    files of no call.
 
     Rejected: contents in the journal's database. Its one writer is the event loop, which they would hold for 7 ms per
     MB (`tests/server/test_loop_pauses.py`).
     """
 
     def __init__(self, folder: Path, on_failed: Callable[[OSError], None] = lambda _error: None) -> None:
-        """`on_failed` hears of files that could not be written, on any thread. Raises NotOwn, OSError."""
+        """Open the folder. `on_failed` is called, on any thread, with each error of a write. Raises NotOwn, OSError."""
         self._folder, self._on_failed = make_own_folder(folder), on_failed
         self._held: dict[str, tuple[str, ...]] = {}
 
     async def write(self, contents: Sequence[bytes]) -> tuple[str, ...]:
-        """The names of new files with these contents, all or none; one object has one file. Raises NotWritten."""
+        """Write new files, all or none, and return their names; one object gets one file. Raises NotWritten."""
         files = {id(content): (uuid4().hex, content) for content in contents}
         await asyncio.to_thread(self._write, dict(files.values()))
         return tuple(files[id(content)][0] for content in contents)
@@ -47,7 +48,7 @@ class GivenPictures:
                 with open(self._folder / name, "xb", opener=_opener) as file:
                     file.write(content)
                     file.flush()
-                    os.fsync(file.fileno())  # The journal may survive a loss of power without it.
+                    os.fsync(file.fileno())  # Otherwise the journal may survive a loss of power, and the picture not.
             sync(self._folder)
         except OSError as error:
             self._remove(contents)
@@ -55,8 +56,8 @@ class GivenPictures:
             raise NotWritten(f"{self._folder}: {error.strerror}") from error
 
     def read(self, name: str) -> bytes:
-        """Blocks. Raises OSError, also if it is no file or a link."""
-        # Without O_NONBLOCK a pipe under this name would be waited for.
+        """Return the content of a file. Blocks. Raises OSError, also if it is a link or no regular file."""
+        # Without O_NONBLOCK, opening a pipe of this name would wait for its writer.
         descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -64,16 +65,16 @@ class GivenPictures:
             return file.read()
 
     def hold(self, uid: str, names: Sequence[str]) -> None:
-        """Keep these until the call of this uid has ended."""
+        """Keep these files until the call of this uid has ended."""
         if names:
             self._held[uid] = tuple(names)
 
     def release(self, uids: Iterable[str]) -> None:
-        """These calls have ended."""
+        """Remove the files of these calls, which have ended."""
         self._drop(name for uid in uids for name in self._held.pop(uid, ()))
 
     def drop_unheld(self, names: Sequence[str]) -> None:
-        """Remove those of these files that no call holds: the call for which they were written has not begun."""
+        """Remove those of these files that no call holds: the call that they were written for has not begun."""
         if names:
             self._drop(self._unheld(names))
 

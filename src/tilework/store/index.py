@@ -22,8 +22,8 @@ class _Entry(Generic[T]):
 class Index(Generic[T]):
     """Results by uid. Methods that remove results return them, so that their files can be deleted.
 
-    What stands before the last `/` of a uid says whose result it is. Beyond the cap the oldest result goes first of the
-    owner that has the most bytes. All results live equally long (but for those of a former process with another
+    The part of a uid before its last `/` names the result's owner. Beyond the cap, the owner that has the most bytes
+    loses its oldest result first. All results live equally long (but for those of a former process with another
     setting), so the order of arrival is also the order of expiry: a sweep looks at the oldest only.
     """
 
@@ -44,7 +44,7 @@ class Index(Generic[T]):
         return len(self._entries)
 
     def expires_ns(self, now_ns: int) -> int:
-        """The expiry of a result that is added now."""
+        """Return the expiry of a result that is added now."""
         return now_ns + self._ttl_ns
 
     def get(self, uid: str, now_ns: int) -> T | None:
@@ -52,18 +52,18 @@ class Index(Generic[T]):
         return None if entry is None or entry.expires_ns <= now_ns else entry.value
 
     def holds(self, uid: str, value: T) -> bool:
-        """Whether this is still the result's value, be it expired or not."""
+        """Return whether this is still the result's value, expired or not."""
         entry = self._entries.get(uid)
         return entry is not None and entry.value == value
 
     def oldest(self) -> tuple[str, T, int] | None:
-        """The uid, value and expiry of the result that came first; None if there is none."""
+        """Return the uid, value and expiry of the result that came first; None if there is none."""
         for uid, entry in self._entries.items():
             return uid, entry.value, entry.expires_ns
         return None
 
     def add(self, uid: str, value: T, num_bytes: int, expires_ns: int) -> list[T]:
-        """Add a result; returns the results that it replaces or evicts."""
+        """Add a result; return the results that it replaces or evicts."""
         removed = self.remove(uid)
         while self._num_bytes + num_bytes > self.max_bytes:
             removed += self.remove(self._shares.oldest_of_most_bytes(_owner(uid), num_bytes))

@@ -1,8 +1,8 @@
 """The journal of a server: accepted calls and their checkpoints, in one SQLite file.
 
-Every method is one transaction, and is done when it returns: a killed process loses nothing of it. A lost machine
-loses nothing of what was written before a `sync`, and of the rest the last seconds at most; nothing is torn. What a
-call or a record says is the server's affair: here they are documents.
+Every method is one transaction, and is done when it returns: a killed process loses nothing of it. A lost machine loses
+nothing that was written before a `sync`, and at most the last seconds of the rest; no transaction is kept in part. The
+server knows what a call or a record says: here they are documents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ CREATE TABLE record (
     number INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, has_key INTEGER NOT NULL, document BLOB NOT NULL
 );
 """
-# Beside the schema: a journal without it is as good, so that an older version can go on with this one and back.
+# Not part of the schema: a journal without this table is valid too, so an older version can go on with this one and
+# back.
 _ADDED = """
 CREATE TABLE IF NOT EXISTS added (
     number INTEGER PRIMARY KEY, model TEXT NOT NULL, lora TEXT NOT NULL, document BLOB NOT NULL, UNIQUE (model, lora)
@@ -50,12 +51,12 @@ class JournalUnusable(RuntimeError):
 
 
 class NotWritten(Exception):
-    """It could not be written, for instance because the disk is full: the journal is as it was before."""
+    """A write that failed, for instance because the disk is full. The journal is as it was before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A call that was accepted and has not ended; a checkpoint of each image, by its uid."""
+    """A call that was accepted and has not ended, with a checkpoint of each image by its uid."""
 
     uid: str
     model: str
@@ -65,7 +66,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """A model that was added while the server ran, or a LoRA of a model; `lora` is empty for a model."""
+    """A model, or a LoRA of a model, that was added while the server ran; `lora` is empty for a model."""
 
     model: str
     lora: str
@@ -74,7 +75,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A call that has ended. `has_key`: a repeat with its idempotency key leads to it."""
+    """A call that has ended. `has_key`: a repeated call with its idempotency key leads to it."""
 
     uid: str
     has_key: bool
@@ -82,7 +83,7 @@ class Ended:
 
 
 class Journal:
-    """A `CheckpointKeeper` and the list of calls. To be used on one thread, `tidy` on any; one process at a time."""
+    """A `CheckpointKeeper` and the list of calls. For one process and one thread at a time; `tidy` runs on any."""
 
     def __init__(
         self,
@@ -90,10 +91,11 @@ class Journal:
         on_failed: Callable[[sqlite3.Error | OSError], None] = lambda _error: None,
         confirm: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_failed` hears of all that could not be written. `confirm` is called, on a thread, after what was written
-        is on the disk, and does not return if another process has the journal by then.
+        """Open the journal, or make it.
 
-        Raises JournalUnusable, OSError.
+        `on_failed` is called with the error of each write that fails. `confirm` is called, on a thread, after data have
+        reached the disk, and does not return if another process owns the journal by then. Raises JournalUnusable,
+        OSError.
         """
         path.touch(mode=0o600)  # It holds prompts; SQLite gives its other files the same mode.
         self._path, self._on_failed, self._confirm = path, on_failed, confirm
@@ -101,7 +103,7 @@ class Journal:
         self._syncing: asyncio.Task[None] | None = None
         self._next_sync: asyncio.Task[None] | None = None
         self._is_failing = False
-        self._owed: dict[str, Ended] = {}  # Ends that could not be written, written with the next one or at last.
+        self._owed: dict[str, Ended] = {}  # Ends that could not be written: tried again with the next end, or on close.
         with ExitStack() as stack:
             try:
                 self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -109,9 +111,9 @@ class Journal:
                 self._open()
                 self._wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 stack.callback(os.close, self._wal)
-                # `tidy` opens no path: by then that may be of another process, on another machine.
+                # `tidy` opens no path: by then the path may belong to another process, on another machine.
                 self._tidying = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-                self._tidying.execute("SELECT count(*) FROM call")  # It opens its files with the first statement.
+                self._tidying.execute("SELECT count(*) FROM call")  # SQLite opens its files with the first statement.
             except sqlite3.Error as error:
                 raise JournalUnusable(f"{path} cannot be used: {error}; give another directory") from error
             stack.pop_all()
@@ -145,10 +147,10 @@ class Journal:
         os.close(self._wal)
 
     async def sync(self) -> None:
-        """Wait until all that was written is on the disk. Calls that wait at the same time share an fsync.
+        """Wait until everything written is on the disk. Calls that wait at the same time share an fsync.
 
         Raises:
-            NotWritten: it may not be there.
+            NotWritten: it may not be on the disk.
         """
         if self._num_synced == self._num_written:
             return
@@ -172,12 +174,13 @@ class Journal:
         self._confirm()
 
     def tidy(self) -> None:
-        """Move the write-ahead log into the file, which waits for the disk; on any thread."""
+        """Move the write-ahead log into the file, which waits for the disk. May be called on any thread."""
         self._tidying.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def zero_ns(self, unix_ns: int, least_ns: int = 0) -> int:
-        """The Unix time at which the clock of all starts of the server showed zero, if it is `unix_ns` now: that of the
-        first one, or an earlier one if the clock would show less than `least_ns` by that.
+        """Return the Unix time, given that it is `unix_ns` now, at which the server's clock showed zero.
+
+        That is the time of the first start, or an earlier one if the clock would otherwise show less than `least_ns`.
         """
         with self._transaction() as connection:
             row = connection.execute("SELECT zero_ns FROM clock").fetchone()
@@ -192,7 +195,7 @@ class Journal:
     # Calls.
 
     def begin(self, call: OpenCall) -> None:
-        """Keep a call until its end, with where its images begin. Raises NotWritten."""
+        """Keep a call, with the checkpoints that its images begin with, until it ends. Raises NotWritten."""
         with self._transaction() as connection:
             values = call.uid, call.model, call.document
             connection.execute("INSERT INTO call (uid, model, document) VALUES (?, ?, ?)", values)
@@ -205,10 +208,10 @@ class Journal:
     def end(self, ended: Ended) -> None:
         """Replace an open call by the record of its end.
 
-        What cannot be written is kept in mind, and written with the next end, or when the journal is closed.
+        A record that cannot be written is kept in memory, and written with the next end, or when the journal is closed.
 
         Raises:
-            NotWritten: until then, a process that is killed will find the call open.
+            NotWritten: if the process is killed before then, the next start finds the call open.
         """
         self._owed[ended.uid] = ended
         self._write_owed()
@@ -251,7 +254,7 @@ class Journal:
             del self._owed[uid]
 
     def open_calls(self) -> list[OpenCall]:
-        """Open calls in order of arrival."""
+        """Return open calls in order of arrival."""
         rows = self._connection.execute("SELECT uid, model, document FROM call ORDER BY number")
         calls = {uid: OpenCall(uid=uid, model=model, document=document) for uid, model, document in rows}
         states: dict[str, list[SavedState]] = {}
@@ -263,16 +266,16 @@ class Journal:
         return list(calls.values())
 
     def records(self) -> list[Ended]:
-        """Ended calls in order of their ends."""
+        """Return ended calls in order of their ends."""
         rows = self._connection.execute("SELECT uid, has_key, document FROM record ORDER BY number")
         return [Ended(uid=uid, has_key=bool(has_key), document=document) for uid, has_key, document in rows]
 
-    # What was added while the server ran.
+    # Models and LoRAs that were added while the server ran.
 
     def add(self, *added: Added) -> None:
-        """Keep models and LoRAs until they are removed, in the place of those of their names.
+        """Keep models and LoRAs until they are removed; each replaces the one of its name.
 
-        A model takes the place of another with all its LoRAs. Raises NotWritten.
+        A model replaces the former one with all its LoRAs. Raises NotWritten.
         """
         with self._transaction() as connection:
             models = [(one.model,) for one in added if not one.lora]
@@ -281,16 +284,16 @@ class Journal:
             connection.executemany("INSERT OR REPLACE INTO added (model, lora, document) VALUES (?, ?, ?)", values)
 
     def remove(self, model: str, lora: str = "") -> None:
-        """Forget a LoRA that was added; without one a model and all its LoRAs. Raises NotWritten."""
+        """Forget a LoRA that was added; without `lora`, forget a model and all its LoRAs. Raises NotWritten."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM added WHERE model = ? AND ? IN (lora, '')", (model, lora))
 
     def added(self) -> list[Added]:
-        """In the order in which they were added."""
+        """Return the models and LoRAs in the order in which they were added."""
         rows = self._connection.execute("SELECT model, lora, document FROM added ORDER BY number")
         return [Added(model=model, lora=lora, document=document) for model, lora, document in rows]
 
-    # Checkpoints. A failed write is no reason to end a call: without a checkpoint it would start over.
+    # Checkpoints. A failed write does not end a call: without a checkpoint the call would start over.
 
     def keep(self, uid: str, state: SavedState) -> None:
         try:
@@ -321,7 +324,7 @@ class Journal:
 
 
 def _insert(connection: sqlite3.Connection, uid: str, state: SavedState) -> None:
-    """Only for an image that is open: its call may have ended meanwhile."""
+    """Insert the state of an image unless its call has ended meanwhile."""
     connection.execute(
         "INSERT OR REPLACE INTO state SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM image WHERE uid = ?)",
         (uid, state.index, state.position, state.blob.name, state.blob.num_bytes, uid),

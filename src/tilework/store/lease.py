@@ -1,17 +1,18 @@
 """The right to a durable directory: a lock file, in which its owner writes that it goes on.
 
-An owner holds the lock of the file, writes a count into it each second and waits for the disk, and then looks whether
-the file still has its name. A standby that sees no new count for ten seconds puts a file of its own in the place of
-the lock, and reads the count once more (`store.standby`). So at least one of them sees the other, whatever the order.
+An owner holds the lock of the file. Each second it writes a count into the file, waits for the disk, and then checks
+that the file still has its name. A standby that sees no new count for ten seconds replaces the lock file with its own,
+and reads the count once more (`store.standby`). So at least one of them sees the other, whatever the order.
 
 An owner that was stopped, or whose disk hung, may go on at any time. Three things keep it from doing harm:
 
-- What it may do only as the owner it does while its lease holds: for five seconds from before the last count that was
-  on the disk before it looked. `check` compares two numbers, and renews a lease that has lapsed. While no standby
-  waits, which each says by a lock of its own, that takes no disk: one that comes later first waits ten seconds.
-- What it promises it has written, and looks for its lock file after that (`confirm`): if it is there, a standby that
-  replaces it later reads what was written.
-- Paths of the data are of an epoch (`store.epochs`), and go with it.
+- It does what only the owner may do while its lease holds: for five seconds from before the write of the last
+  count that was on the disk before such a check. `check` compares two numbers, and renews a lease that has lapsed.
+  While no standby waits (each shows by its own lock that it does), a renewal takes no disk: a standby that comes
+  later first waits ten seconds.
+- Before it promises something, it has written it, and then checks that its lock file is there (`confirm`). If it
+  is, a standby that replaces the file later reads what was written.
+- Paths of the data belong to an epoch (`store.epochs`), and go with it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tilework.store.owner import Owner
 
 _log = logging.getLogger(__name__)
 FENCED = 75
-"""The exit status of a process that owns its directory no more: EX_TEMPFAIL, since another one serves."""
+"""The exit status of a process that no longer owns its directory: EX_TEMPFAIL, since another one serves."""
 _SAY_S = 1.0
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _FLOCK = Struct("hhqqi4x")
@@ -42,8 +43,10 @@ _FLOCK = Struct("hhqqi4x")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """How often an owner writes, how long its lease then holds, after what silence a standby acts, and how often it
-    looks. A lease must be shorter than the silence by more than a clock may go wrong meanwhile.
+    """Times of a lease, in seconds. `silence_s` exceeds `lease_s` by more than a clock may go wrong meanwhile.
+
+    An owner writes every `beat_s`, and its lease then holds for `lease_s`. A standby looks every `poll_s`, and acts
+    after `silence_s` without a new count.
     """
 
     beat_s: float = 1.0
@@ -53,7 +56,7 @@ class LeaseTimes:
 
 
 def end_process(reason: str) -> NoReturn:
-    """Say why, and end this process at once: nothing is finished, as if it was killed."""
+    """Log the reason, and end this process at once: nothing is finished, as if the process was killed."""
     # On a thread, since another one may hold the lock of the log, and hang.
     saying = threading.Thread(target=_log.critical, args=("%s: this process ends", reason), daemon=True)
     saying.start()
@@ -62,7 +65,7 @@ def end_process(reason: str) -> NoReturn:
 
 
 class Lease:
-    """The lease of this process, renewed by a thread of its own until it is closed. Thread-safe."""
+    """The lease of this process, renewed by its own thread until it is closed. Thread-safe."""
 
     def __init__(
         self,
@@ -73,9 +76,10 @@ class Lease:
         on_lost: Callable[[str], NoReturn],
         last_ns: int = 0,
     ) -> None:
-        """Takes over the descriptor of the lock file at `path`, which this process has locked.
+        """Take over the descriptor of the lock file at `path`, which this process has locked.
 
-        `last_ns` is what the last owner's clock showed at last, and `now_ns` the clock of this one. Raises OSError.
+        `last_ns` is the time that the last owner's clock showed last; `now_ns` is the clock of this one. Raises
+        OSError.
         """
         self.path, self.descriptor, self.last_ns = path, descriptor, last_ns
         self.now_ns: Callable[[], int] = lambda: last_ns
@@ -94,12 +98,15 @@ class Lease:
         return self._owner.epoch
 
     def check(self) -> None:
-        """To be called before what only the owner may do. Waits for the disk if the lease has lapsed, and one waits."""
+        """Make sure that this process owns the directory, before anything that only the owner may do.
+
+        Calls `on_lost` if not. Waits for the disk if the lease has lapsed and a standby waits.
+        """
         from_ns = _now_ns()
         if from_ns < self._until_ns:
             return
         if not any_waits(self._standbys):
-            self.confirm()  # After that look: who has taken over before it waits no more.
+            self.confirm()  # After `any_waits`: a standby that has taken over before that look waits no more.
             self._until_ns = from_ns + ns_from_s(self._times.lease_s)
             return
         try:
@@ -108,7 +115,10 @@ class Lease:
             self._on_lost(f"{self.path} cannot be written: {error}")
 
     def confirm(self) -> None:
-        """To be called after what was written, before anything is said of it. Waits for the disk. Raises OSError."""
+        """Make sure that the lock file is still this process's: after a write, before it is reported.
+
+        Calls `on_lost` if not. Waits for the disk. Raises OSError.
+        """
         if not is_at(self.path, self.descriptor):
             self._on_lost(f"another server has taken over {self.path.parent}, or {self.path.name} there was removed")
 
@@ -137,7 +147,7 @@ class Lease:
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor of the file at `path`, made if there is none, and locked; None while another one has the lock.
+    """Lock the file at `path`, made if there is none. Return its descriptor; None while another process has the lock.
 
     Raises OSError, also if it is a link.
     """
@@ -153,7 +163,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def is_free(descriptor: int) -> bool:
-    """Whether no other process had locked this file; now it is locked."""
+    """Lock this file, and return whether that succeeded: no other process had locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,23 +172,23 @@ def is_free(descriptor: int) -> bool:
 
 
 def open_standbys(path: Path) -> int:
-    """A descriptor of the file beside the lock file at `path` that standbys lock while they wait. Raises OSError."""
+    """Open the file beside the lock file at `path` that standbys lock while they wait. Raises OSError."""
     return os.open(path.with_name(f"{path.name}.standbys"), os.O_CREAT | os.O_RDWR | _FLAGS, 0o600)
 
 
 def wait_visibly(standbys: int) -> None:
-    """Let owners see that a standby waits, until this descriptor is closed. Raises OSError."""
+    """Show owners that a standby waits, until this descriptor is closed. Raises OSError."""
     fcntl.fcntl(standbys, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def any_waits(standbys: int) -> bool:
-    """Whether a standby waits. Asks, and locks nothing: who asks may be stopped in the middle of it. Raises OSError."""
+    """Return whether a standby waits. Takes no lock: a process might be stopped while it has it. Raises OSError."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     return int(_FLOCK.unpack(fcntl.fcntl(standbys, fcntl.F_OFD_GETLK, asked))[0]) != fcntl.F_UNLCK
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether the path is of this open file. Raises OSError."""
+    """Return whether the path leads to this open file. Raises OSError."""
     try:
         there = os.open(path, os.O_RDONLY | _FLAGS)  # A network file system asks its server; `stat` may not.
     except FileNotFoundError:
@@ -190,5 +200,5 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def _now_ns() -> int:
-    """Goes on while the machine is suspended."""
+    """Return the time since the boot of the machine, which goes on while the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -23,7 +23,7 @@ class InMemory:
         return self.content if part is None else self.content[part.start : part.stop]
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class MemoryStore(LocalStore):

@@ -1,4 +1,4 @@
-"""What a lock file says of the process that owns it, and the end of that process if it hangs on this machine."""
+"""The text of a lock file, which names its owner, and the end of that process if it hangs on this machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-_NUM_BYTES = 256  # Of all lock files alike, so that one write replaces all that another has written.
+_NUM_BYTES = 256  # Equal for all lock files, so that one write replaces all that another process has written.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process, and how often it has said that it goes on.
+    """A process that owns a lock file, and the count of its messages that it goes on.
 
-    `machine` is a boot of one, with the namespace of `pid`; empty: the process has ended, and left its epoch to the
-    next one. It was `started` at this tick after the boot.
-    `epoch` is that of the data that it uses (`store.epochs`). `now_ns` is the time on its clock, which goes on from one
-    owner to the next.
+    `machine` names one boot of a machine, with the namespace of `pid`; it is empty once the process has ended and left
+    its epoch to the next one. `started` is the start of the process in ticks after the boot. `epoch` is that of the
+    data in use (`store.epochs`). `now_ns` is the time on the server's clock, which goes on from one owner to the next.
     """
 
     machine: str
@@ -37,7 +36,7 @@ class Owner:
 
     @classmethod
     def read(cls, said: bytes) -> Owner | None:
-        """The owner that a lock file names; None if it names none."""
+        """Return the owner that a lock file names; None if it names none."""
         try:
             return cls(**json.loads(said))
         except (ValueError, TypeError):
@@ -47,13 +46,13 @@ class Owner:
         return replace(self, machine="")
 
     def write(self, descriptor: int) -> None:
-        """Replace what the file says, and wait for the disk. Raises OSError."""
+        """Replace the text of the file, and wait for the disk. Raises OSError."""
         os.pwrite(descriptor, json.dumps(asdict(self)).encode().ljust(_NUM_BYTES - 1) + b"\n", 0)
         os.fdatasync(descriptor)
 
 
 def said_by(descriptor: int) -> bytes:
-    """What an open lock file says now. Opened once more, since a network file system looks at its server then."""
+    """Return the text of an open lock file, opened once more: then a network file system asks its server."""
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:
         return file.read(_NUM_BYTES)
 
@@ -66,7 +65,7 @@ def this_machine() -> str:
 def kill(owner: Owner) -> None:
     """Kill a process of this machine with all that it has started, and wait for their ends.
 
-    Does nothing if it is no more, or is this one. Raises PermissionError.
+    Does nothing if the process has ended, or is this one. Raises PermissionError.
     """
     if owner.pid == os.getpid():
         return
@@ -77,7 +76,7 @@ def kill(owner: Owner) -> None:
                 processes.append(os.pidfd_open(pid))
                 stack.callback(os.close, processes[-1])
         with suppress(OSError):
-            if _started(owner.pid) == owner.started:  # Its number was given to no other before the first pidfd.
+            if _started(owner.pid) == owner.started:  # Its pid still was its own when it was opened.
                 _kill(processes)
 
 
@@ -98,16 +97,16 @@ def _descendants(pid: int) -> list[int]:
             with suppress(OSError):
                 parents.setdefault(int(_stat(int(one.name))[1]), []).append(int(one.name))
     found = list(parents.get(pid, ()))
-    for child in found:  # It grows meanwhile.
+    for child in found:  # The list grows meanwhile.
         found += parents.get(child, ())
     return found
 
 
 def _started(pid: int) -> int:
-    """Raises OSError if there is no such process."""
+    """Return the start of a process in ticks after the boot. Raises OSError if there is no such process."""
     return int(_stat(pid)[19])
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of proc(5) behind the name, which may hold blanks: state, parent, ... Raises OSError."""
+    """Return the fields of proc(5) after the name, which may hold blanks: state, parent, ... Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

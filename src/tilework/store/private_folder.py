@@ -1,4 +1,4 @@
-"""A folder among the temporary files that is one process's own, and goes with it."""
+"""A folder among the temporary files that belongs to one process and is removed with it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PREFIX = "tilework-spool-"
 
 
 class PrivateFolder:
-    """A new folder of mode 0700, which `close`, the end of this object, or that of the process removes.
+    """A new folder of mode 0700, removed by `close`, by the end of this object or by that of the process.
 
-    A process holds a lock on its folder while it lives. Folders whose lock is free belonged to killed processes, and
-    are removed when the next one is made. Those that other users could have made or changed stay as they are.
+    A process holds a lock on its folder while it lives. A folder whose lock is free belonged to a killed process, and
+    is removed when the next one is made. Folders that other users could have made or changed stay as they are.
     """
 
     def __init__(self) -> None:
-        """Raises OSError: there is no place for temporary files."""
+        """Make the folder. Raises OSError if there is no place for temporary files."""
         root = Path(tempfile.gettempdir())
         for path in root.glob(f"{_PREFIX}*"):
             if (lock := _locked(path)) is not None:
@@ -33,7 +33,7 @@ class PrivateFolder:
 
 
 def _made() -> tuple[Path, int]:
-    """A new folder with its lock. One that another process has taken for abandoned before it was locked is left."""
+    """Return a new folder with its lock. If another process removes it before it is locked, make another one."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         if (lock := _locked(path)) is not None:
@@ -41,7 +41,7 @@ def _made() -> tuple[Path, int]:
 
 
 def _locked(path: Path) -> int | None:
-    """The lock of a folder, now held; None if it is in use, gone, or no folder of this user alone."""
+    """Lock a folder and return the lock; None if the folder is in use, gone, or not this user's alone."""
     try:
         lock = open_private_folder(path)
     except (NotOwn, OSError):

@@ -1,4 +1,4 @@
-"""Results in Redis, where every server that has the same address finds them."""
+"""Results in Redis: every server that has the same address finds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 CHUNK_BYTES = 4 << 20
-_READING_MS = 60_000  # A result that was found in its last moment can still be read to its end.
+_READING_MS = 60_000  # A result that was found just before it expires can still be read to its end.
 _ANSWER_S = 5.0
 _COPIED_MS = 1000
 _Answer = TypeVar("_Answer")
@@ -47,15 +47,15 @@ class _Found:
         return content
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class RedisStore(SharedStore):
-    """On Redis servers: the first that takes writes, and its replicas.
+    """Results on Redis servers: the first one that takes writes, and its replicas.
 
     `urls` are their addresses, `redis://HOST:PORT/DB`. A result is written to the first server that answers and takes
-    writes, and has then a second in which to reach a replica, if there are any. It is looked for on one server after
-    another, so that it is found while one is down or has not received it yet.
+    writes. It then has a second to reach a replica, if there are any. Reads ask one server after another, so a result
+    is found while one server is down or has not received it yet.
 
     A result is a head, which expires after `ttl_ns`, and chunks, which outlive it by a minute. Redis removes both. Its
     own settings (`maxmemory`) say how much it keeps.
@@ -65,7 +65,7 @@ class RedisStore(SharedStore):
     """
 
     def __init__(self, urls: Sequence[str], *, max_bytes: int, ttl_ns: int) -> None:
-        """Raises ValueError for an address that is none."""
+        """Prepare the connections. Raises ValueError for an invalid address."""
         from redis.asyncio import Redis
 
         super().__init__(max_bytes=max_bytes, ttl_ns=ttl_ns)
@@ -83,11 +83,11 @@ class RedisStore(SharedStore):
         return await self._any(lambda server: _found(server, _name(uid)))
 
     async def remove(self, uid: str) -> None:
-        """Chunks stay for a minute: a client may be reading them."""
+        """Remove a result's head. Its chunks stay for a minute: a client may be reading them."""
         await self._any(lambda server: _remove(server, _name(uid)))
 
     async def _write(self, server: Redis, name: str, content: bytes, media_type: str, ttl_ns: int) -> bool:
-        """Chunks before the head, so that who finds the head finds all."""
+        """Write the chunks before the head: a server that finds the head finds all chunks."""
         ttl_ms = max(1, ttl_ns // 1_000_000)
         head = {"media_type": media_type, "num_bytes": len(content), "chunk_bytes": CHUNK_BYTES}
         view = memoryview(content)
@@ -100,10 +100,10 @@ class RedisStore(SharedStore):
         return True
 
     async def _any(self, ask: Callable[[Redis], Awaitable[_Answer | None]]) -> _Answer | None:
-        """The first answer that is one; None if all that answer have none.
+        """Ask one server after another, and return the first answer other than None; None if all servers answer None.
 
         Raises:
-            StoreUnreachable: none has one, and not all answer.
+            StoreUnreachable: no server has an answer, and some could not be asked.
         """
         failed = []
         for server in self._servers:
@@ -124,7 +124,7 @@ class RedisStore(SharedStore):
 
 
 def _name(uid: str) -> str:
-    return f"tilework:{{{uid}}}"  # What is in braces decides where a cluster keeps it: all of a result in one place.
+    return f"tilework:{{{uid}}}"  # A cluster places a key by the part in braces: all of a result in one place.
 
 
 def _chunk(name: str, index: int) -> str:
@@ -132,7 +132,7 @@ def _chunk(name: str, index: int) -> str:
 
 
 async def _told(answer: Awaitable[_Answer]) -> _Answer:
-    """Raises StoreUnreachable for any error of the server or of the way to it."""
+    """Return an answer. Raises StoreUnreachable for any error of the server or of the connection."""
     from redis.exceptions import RedisError
 
     try:

@@ -8,14 +8,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The result can be fetched until `expires_ns`, unless newer results evict it."""
+    """A result that was kept. It can be fetched until `expires_ns`, unless newer results evict it."""
 
     expires_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLarge:
-    """The result alone exceeds the store's cap; nothing was stored or evicted."""
+    """A result that alone exceeds the store's cap; nothing was stored or evicted."""
 
     num_bytes: int
     max_bytes: int
@@ -23,7 +23,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwritten:
-    """It could not be written, for instance because the disk is full; nothing was stored or evicted.
+    """A result that could not be written, for instance because the disk is full; nothing was stored or evicted.
 
     `reason` is for the log. `places` are those that were tried, in words for the result's client.
     """
@@ -34,10 +34,10 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What waits on this machine's disk until it can be written to other machines.
+    """Results on this machine's disk that wait until they can be written to other machines.
 
-    `unwritten_ns` is the time since these took a result; 0 while nothing waits. `outlives_server`: a later start
-    writes what is left.
+    `unwritten_ns` is the time since these machines last took a result; 0 while nothing waits. `outlives_server`: a
+    later start writes the results that are left.
     """
 
     num_results: int = 0
@@ -58,15 +58,15 @@ class Result(Protocol):
     @property
     def media_type(self) -> str: ...
     async def read(self, part: range | None = None) -> bytes:
-        """The bytes at these places, or all. Raises StoreUnreachable."""
+        """Return the bytes at these places, or all. Raises StoreUnreachable."""
 
     def close(self) -> None: ...
 
 
 class ResultStore(Protocol):
-    """Keeps results for a while. Times are of one clock of the caller's choice, and do not go backwards.
+    """Keeps results for a while. Times are on one clock, chosen by the caller, and do not go backwards.
 
-    Where results are on other machines, `get`, `holds` and `delete` raise StoreUnreachable.
+    If results are on other machines, `get`, `holds` and `delete` raise StoreUnreachable.
     """
 
     @property
@@ -77,10 +77,10 @@ class ResultStore(Protocol):
         """The number of results."""
 
     async def open(self) -> None:
-        """Begin, before anything else is asked for. Raises StoreUnreachable if nothing could be kept."""
+        """Open the store, before any other method is called. Raises StoreUnreachable if nothing could be kept."""
 
     def refusal(self, num_results: int) -> str | None:
-        """Why this number of further results could not be kept, in words for a client; None if they could."""
+        """Return why this number of further results could not be kept, in words for a client; None if they could."""
 
     def backlog(self) -> Backlog: ...
 
@@ -88,26 +88,26 @@ class ResultStore(Protocol):
         """Wait until no result would be lost with this server."""
 
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
-        """Keep a result; one with the same uid is replaced."""
+        """Keep a result; it replaces one with the same uid."""
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
-        """The result, which the caller closes, or None if it is unknown, expired, evicted or deleted."""
+        """Return the result, which the caller closes; None if it is unknown, expired, evicted or deleted."""
 
     async def holds(self, uid: str, now_ns: int) -> bool:
-        """Whether `get` would find it."""
+        """Return whether `get` would find the result."""
 
     async def delete(self, uid: str) -> None:
-        """Delete a result before its expiry; does nothing if there is none."""
+        """Delete a result before its expiry; do nothing if there is none."""
 
     async def close(self) -> None:
-        """Close connections. Results stay where they are, but for those that would be lost with this server."""
+        """Close connections. Results stay where they are, except those that would be lost with this server."""
 
 
 class LocalStore:
-    """What all stores of this process or its disk have in common: nothing can be unreachable."""
+    """Base of the stores in this process or on its disk, which are always reachable."""
 
     async def open(self) -> None:
-        """There is nothing to begin."""
+        """Do nothing: there is nothing to open."""
 
     def refusal(self, _num_results: int) -> str | None:
         return None
@@ -116,7 +116,7 @@ class LocalStore:
         return Backlog()
 
     async def written(self) -> None:
-        """What is kept is where it stays."""
+        """Return at once: results are where they stay."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""

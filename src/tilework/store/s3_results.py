@@ -1,4 +1,4 @@
-"""Results in a bucket of S3 or of a store with its interface, where every server that has the same one finds them."""
+"""Results in a bucket of S3 or of a store with its interface: every server that has the same address finds them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A `Result` that is one object. One that is deleted meanwhile cannot be read further."""
+    """A `Result` that is one object. If the object is deleted meanwhile, it cannot be read further."""
 
     store: S3Store
     key: str
@@ -42,19 +42,19 @@ class _Found:
         return content
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class S3Store(SharedStore):
-    """In a bucket: `url` is `s3://BUCKET`, or `s3://BUCKET?endpoint=http://HOST:PORT` for another store
-    than Amazon's. Keys and region are those that boto3 finds, in the environment or its files.
+    """Results in a bucket: `url` is `s3://BUCKET`, or `s3://BUCKET?endpoint=http://HOST:PORT` for a store other than
+    Amazon's. Keys and region are those that boto3 finds, in the environment or its files.
 
-    A result is an object that knows when it expires. After that it is not given out, though it is there until a rule of
-    the bucket's life cycle removes it, which a server cannot set for objects of minutes.
+    A result is an object that holds its expiry. After that it is not given out, though it exists until a rule of the
+    bucket's life cycle removes it. A server cannot set such a rule for objects of minutes.
     """
 
     def __init__(self, url: str, *, max_bytes: int, ttl_ns: int) -> None:
-        """Raises ValueError for an address that is none."""
+        """Prepare the client. Raises ValueError for an invalid address."""
         import boto3
         from botocore.config import Config
 
@@ -89,12 +89,12 @@ class S3Store(SharedStore):
         await asyncio.to_thread(self._client.close)
 
     async def ask(self, operation: str, uid: str, **more: object) -> Any:
-        """What the store answers about an object; None if there is none. Raises StoreUnreachable."""
+        """Return the answer to an operation on an object; None if there is none. Raises StoreUnreachable."""
         key = _PREFIX + quote(uid)
         return await self.told(lambda: getattr(self._client, operation)(Bucket=self._bucket, Key=key, **more))
 
     async def told(self, ask: Callable[[], T]) -> T | None:
-        """On a thread, since it waits for the network. None if there is no such thing. Raises StoreUnreachable."""
+        """Wait for an answer of the network on a thread; None if nothing was found. Raises StoreUnreachable."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -1,4 +1,4 @@
-"""What all stores on other machines do alike: what this server put there, and what it may not."""
+"""Base of the stores on other machines: results of this server there, and the limits on them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tilework.store.results import Result, Stored, StoreUnreachable, TooLarge, U
 
 
 class SharedStore(ABC):
-    """Results on other machines, where every server that has the same address finds them (`SpooledStore` uses it).
+    """Results on other machines: every server that has the same address finds them (`SpooledStore` uses this).
 
-    The store itself removes what has expired. `max_bytes` bounds one result. `num_bytes` and the number of results are
-    those that this server has put there. All but `put` and `close` raise StoreUnreachable.
+    The store itself removes expired results. `max_bytes` bounds one result. `num_bytes` and the number of results count
+    those that this server has put there. All methods but `put` and `close` raise StoreUnreachable.
     """
 
     def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
@@ -27,7 +27,7 @@ class SharedStore(ABC):
         return len(self._own)
 
     async def check(self) -> None:
-        """Raises StoreUnreachable if nothing could be kept now."""
+        """Check that results could be kept now. Raises StoreUnreachable, whose message names the remedy."""
         try:
             await self.reach()
         except StoreUnreachable as error:
@@ -36,7 +36,7 @@ class SharedStore(ABC):
     async def put(
         self, uid: str, content: bytes, media_type: str, now_ns: int, expires_ns: int | None = None
     ) -> Stored | TooLarge | Unwritten:
-        """Keep a result, for `ttl_ns` unless it is to expire at another time; one with the same uid is replaced."""
+        """Keep a result until `expires_ns`, or for `ttl_ns` if that is None; it replaces one with the same uid."""
         self._own.sweep(now_ns)
         if len(content) > self.max_bytes:
             return TooLarge(num_bytes=len(content), max_bytes=self.max_bytes)
@@ -50,22 +50,22 @@ class SharedStore(ABC):
         return Stored(expires_ns=expires_ns)
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
-        """The result, which the caller closes, or None if it is unknown, expired, evicted or deleted."""
+        """Return the result, which the caller closes; None if it is unknown, expired, evicted or deleted."""
         self._own.sweep(now_ns)
         return await self.find(uid)
 
     async def holds(self, uid: str, now_ns: int) -> bool:
-        """Whether `get` would find it."""
+        """Return whether `get` would find the result."""
         return await self.get(uid, now_ns) is not None
 
     async def delete(self, uid: str) -> None:
-        """Delete a result before its expiry; does nothing if there is none."""
+        """Delete a result before its expiry; do nothing if there is none."""
         self._own.remove(uid)
         await self.remove(uid)
 
     @abstractmethod
     async def reach(self) -> None:
-        """Raises StoreUnreachable if nothing could be kept now. So do the others."""
+        """Check that results could be kept now. Raises StoreUnreachable, as `write`, `find` and `remove` do."""
 
     @abstractmethod
     async def write(self, uid: str, content: bytes, media_type: str, ttl_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Who has how much of a bounded place, and whose entry goes first when it is full."""
+"""Entries and bytes of each owner in a bounded place, and which entry goes first when it is full."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter, OrderedDict, defaultdict
 
 
 class Shares:
-    """The entries of each owner, in the order in which they came, and their bytes.
+    """Entries of each owner, in order of arrival, and their bytes.
 
-    Where the oldest of all went first, an owner of many entries would push out those of all others.
+    Rejected: the oldest entry of all goes first. An owner of many entries would push out those of all others.
     """
 
     def __init__(self) -> None:
@@ -25,11 +25,14 @@ class Shares:
             del self._entries[owner], self._bytes[owner]
 
     def oldest_of_most_entries(self) -> str:
-        """The oldest entry of the owner that has the most entries; there must be one."""
+        """Return the oldest entry of the owner that has the most entries; there must be one."""
         most = max(self._entries, key=lambda one: len(self._entries[one]))
         return next(iter(self._entries[most]))
 
     def oldest_of_most_bytes(self, newcomer: str = "", num_bytes: int = 0) -> str:
-        """The oldest entry of the owner that has the most bytes; there must be one. A `newcomer` is to get more."""
+        """Return the oldest entry of the owner that has the most bytes; there must be one.
+
+        `newcomer` is about to get `num_bytes` more, which count.
+        """
         most = max(self._entries, key=lambda one: self._bytes[one] + (num_bytes if one == newcomer else 0))
         return next(iter(self._entries[most]))

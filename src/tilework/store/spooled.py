@@ -1,4 +1,4 @@
-"""Results on other machines, and on this one's disk for as long as those do not take them."""
+"""Results on other machines, and on this machine's disk while those do not take them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from tilework.store.shared import SharedStore
 _log = logging.getLogger(__name__)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _USUAL_BYTES = 2 << 20
-"""What a result is expected to have while none waits."""
-_NO_LIMIT = 1 << 62  # What waits is never evicted: beyond the bound nothing is added.
+"""Size that a result is expected to have while none waits."""
+_NO_LIMIT = 1 << 62  # Waiting results are never evicted: beyond the bound nothing is added.
 
 
 @dataclass(slots=True)
 class _Outage:
-    """The time from a result that the store did not take until it has all that wait.
+    """The time from a result that the store did not take until the store has all results that wait.
 
-    It took the latest one at `taken_ns`, or had taken all until then; `is_reached` if it has taken the latest try.
+    At `taken_ns` the store took the latest one; before the first, it is when the outage began. `is_reached`: the latest
+    try succeeded.
     """
 
     reason: str
@@ -41,13 +42,14 @@ class SpooledStore:
     """A `ResultStore`: a shared store, and the *spool*, files of this machine that wait for it.
 
     A result that the store does not take is put into the spool. So is each one that follows, without asking the store,
-    which may let each wait for its timeout. One task writes them, the oldest first, and tries again after pauses of
-    half a second to ten. What waits is found in the spool, deleted there, and expires there as it would in the store.
+    which may let each wait for its timeout. One task writes them to the store, the oldest first, and tries again after
+    pauses of half a second to ten. A waiting result is found in the spool and deleted there, and expires there as it
+    would in the store.
 
-    The spool are the results of the durable directory; without one, a folder that goes with the process. It has at most
-    `spool_bytes`, and evicts nothing.
+    The spool holds the results of the durable directory; without one, it is a folder that is removed with the process.
+    It has at most `spool_bytes`, and evicts nothing.
 
-    Rejected: to write what waits as new results come. The next one may come in minutes, or never.
+    Rejected: to write waiting results as new ones come. The next one may come in minutes, or never.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class SpooledStore:
         ttl_ns: int,
         now_ns: Callable[[], int],
     ) -> None:
-        """Raises OSError: there is no place for the spool."""
+        """Open the spool. Raises OSError if there is no place for it."""
         self._shared, self._most_bytes, self._now_ns = shared, spool_bytes, now_ns
         self._may_be_away = durable is not None and durable.was_served
         self._folder = None if durable is not None else PrivateFolder()
@@ -72,7 +74,7 @@ class SpooledStore:
         self._outage: _Outage | None = None
         self._num_coming = self._bytes_coming = 0
         self._to_remove: dict[str, None] = {}
-        self._under_way: dict[str, InMemory] = {}  # To the store, or to the spool.
+        self._under_way: dict[str, InMemory] = {}  # Results on their way to the store or to the spool.
         self._is_lost, self._is_back = asyncio.Event(), asyncio.Event()
         self._is_back.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,7 +87,7 @@ class SpooledStore:
         return len(self._shared) + len(self._spool)
 
     async def open(self) -> None:
-        """Begin. Where an earlier start has reached the store, it may be away: a standby must not wait for it."""
+        """Begin. The store may be away if an earlier start has reached it: a standby must not wait for it."""
         if len(self._spool):
             self._begin_outage(f"{len(self._spool)} were left by an earlier start")
         else:
@@ -131,7 +133,7 @@ class SpooledStore:
 
     async def delete(self, uid: str) -> None:
         if await self._spool.holds(uid, self._now_ns()):
-            self._to_remove[uid] = None  # It may be in the store, too, whose answer was lost.
+            self._to_remove[uid] = None  # The store may have it, too, and its answer was lost.
             await self._spool.delete(uid)
         elif uid not in self._to_remove:
             await self._shared.delete(uid)
@@ -202,7 +204,7 @@ class SpooledStore:
         return Unwritten(reason=answer.reason, places=places) if isinstance(answer, Unwritten) else answer
 
     async def _write_on(self) -> None:
-        """Write what waits, whenever something does."""
+        """Write waiting results, whenever there are any."""
         pause_s = _PAUSE_S
         while True:
             await self._is_lost.wait()
@@ -220,7 +222,7 @@ class SpooledStore:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _write_next(self, outage: _Outage) -> None:
-        """Write the oldest result, or remove one, or find out that all is done. Raises StoreUnreachable, OSError."""
+        """Write the oldest result, remove one, or end the outage if all is done. Raises StoreUnreachable, OSError."""
         if (kept := self._spool.oldest(self._now_ns())) is not None:
             if not await self._write(kept):
                 return
@@ -239,7 +241,7 @@ class SpooledStore:
         outage.taken_ns, outage.is_reached = self._now_ns(), True
 
     async def _write(self, kept: Kept) -> bool:
-        """Write a result, which may be deleted meanwhile; whether the store has taken it.
+        """Write a result to the store, and return whether the store has taken it. The result may be deleted meanwhile.
 
         Raises StoreUnreachable, OSError.
         """

@@ -1,4 +1,4 @@
-"""Waits for the lock file of a directory, and takes it from an owner that hangs."""
+"""Waits for the lock file of a directory, and takes the directory over from an owner that hangs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NEXT = "lock.next"
 
 
 class Standby:
-    """Waits until the owner of `path` has ended, or has said nothing for `times.silence_s`.
+    """Waits until the owner of `path` has ended, or has written no new count for `times.silence_s`.
 
-    One that hangs on this machine is killed, with its workers, which frees its lock, port and devices. That of another
-    machine is fenced: a new lock file takes the place of its own. Of several standbys one can do so: that which has the
-    lock of the new file. A server of a version that says nothing is only waited for.
+    An owner that hangs on this machine is killed, with its workers, which frees its lock, port and devices. An owner on
+    another machine is fenced: a new lock file takes the place of its own. Only one of several standbys can do so: the
+    one that has the lock of the new file. A server of a version that writes no count is only waited for.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Standby:
         self._said, self._since_s = b"", 0.0
 
     def wait(self) -> Lease:
-        """Raises OSError."""
+        """Wait for the directory, and return its lease. Raises OSError."""
         with ExitStack() as stack:
             standbys = open_standbys(self._path)
             stack.callback(os.close, standbys)
@@ -57,13 +57,13 @@ class Standby:
         return self.begin(descriptor)
 
     def begin(self, descriptor: int) -> Lease:
-        """The lease of a lock file that this process has locked; its last owner may not have come to its epoch."""
+        """Return the lease of a lock file that is locked. Its last owner may not have entered its epoch."""
         last = Owner.read(said_by(descriptor))
         epoch, last_ns = (1, 0) if last is None else (last.epoch, last.now_ns)
         return Lease(self._path, descriptor, max(self._newest_epoch(), epoch), self._times, self._on_lost, last_ns)
 
     def _hangs(self, other: int) -> bool:
-        """Whether an owner says the same for long, by a clock that stands still while this machine is suspended."""
+        """Return whether an owner has been silent for long, by a clock that stops while this machine is suspended."""
         now_s = time.monotonic()
         if (said := said_by(other)) != self._said:
             self._said, self._since_s = said, now_s
@@ -71,7 +71,7 @@ class Standby:
         return owner is not None and owner.machine != "" and now_s - self._since_s >= self._times.silence_s
 
     def _fence(self, other: int) -> Lease | None:
-        """The lease of a new lock file; None if the owner was killed, or if another standby does it."""
+        """Return the lease of a new lock file; None if the owner was killed, or if another standby makes the file."""
         owner = Owner.read(self._said)
         assert owner is not None
         silence = f"the server of {self._path.parent} has said nothing for {self._times.silence_s:g} s"
@@ -93,7 +93,8 @@ class Standby:
             stack.pop_all()
         _log.warning("%s: this one goes on in its place, with its data in epoch-%d", silence, epoch)
         lease = Lease(self._path, descriptor, epoch, self._times, self._on_lost, owner.now_ns)
-        # It may have written before it could see the new file: then it will see it, and end, or hang again.
+        # The owner may have written before it could see the new file: then it will see the file, and end, or hang
+        # again.
         while not is_free(other) and not self._hangs(other):
             time.sleep(self._times.poll_s)
         return lease

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _AddModel(BaseModel):
-    """`POST /v1/admin/models`. Descriptions are remedies in error messages."""
+    """The body of `POST /v1/admin/models`. Descriptions of fields are remedies in error messages."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -55,7 +55,7 @@ def _checked_lora_name(name: str) -> str:
 
 
 class _AddLora(BaseModel):
-    """`POST /v1/admin/models/{model}/loras`."""
+    """The body of `POST /v1/admin/models/{model}/loras`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -66,7 +66,7 @@ class _AddLora(BaseModel):
 def add_admin_routes(
     app: FastAPI, images: ImageService, readiness: Readiness, card: Callable[[ModelInfo], ModelCard]
 ) -> None:
-    """`card` describes a model to clients."""
+    """Add the routes; `card` describes a model to clients."""
     _add_lora_routes(app, images, readiness, card)
 
     @app.post("/v1/admin/models", status_code=201, include_in_schema=False)
@@ -84,7 +84,7 @@ def add_admin_routes(
                 new, measure=ask.measure, check_name=lambda name: images.check_free(name, ask.aliases)
             )
         )
-        # Before anything is awaited: the next change is checked against the names of this one.
+        # No await before this: the next change is checked against the names of this one.
         entry = ModelEntry(
             path=ask.path,
             aliases=tuple(ask.aliases),
@@ -99,9 +99,10 @@ def add_admin_routes(
 
     @app.delete("/v1/admin/models/{model_id:path}", include_in_schema=False)
     async def remove_model(model_id: str, http: Request) -> dict[str, object]:
-        """Serve a model no more, or no longer try to at each start.
+        """Stop serving a model; stop trying to at each start if it could not be served again.
 
-        The path of a LoRA that a client shortens at `..` is that of its model, so the name is asked for a second time.
+        A client that shortens the path of a LoRA at `..` sends the path of its model, so the name is asked for a second
+        time.
         """
         _check(http, readiness)
         is_gone = (model_id, "") in images.additions.gone
@@ -122,7 +123,7 @@ def add_admin_routes(
 def _add_lora_routes(
     app: FastAPI, images: ImageService, readiness: Readiness, card: Callable[[ModelInfo], ModelCard]
 ) -> None:
-    """Before the routes of models, whose paths match these, too."""
+    """Add the routes of LoRAs, before those of models, whose paths match these, too."""
 
     @app.post("/v1/admin/models/{model_id:path}/loras", status_code=201, include_in_schema=False)
     async def add_lora(model_id: str, http: Request) -> ModelCard:
@@ -138,7 +139,7 @@ def _add_lora_routes(
 
     @app.delete("/v1/admin/models/{model_id:path}/loras/{lora}", include_in_schema=False)
     async def remove_lora(model_id: str, lora: str, http: Request) -> ModelCard:
-        """Let requests for a model use a LoRA no more, or no longer try to at each start."""
+        """Stop letting requests for a model use a LoRA; stop trying to serve it at each start if that failed."""
         _check(http, readiness)
         info = images.models.named(model_id)
         if (info.name, lora) not in images.additions.gone:
@@ -151,7 +152,7 @@ def _add_lora_routes(
 
 
 def _tell(http: Request, text: str) -> None:
-    """Log a change, and whose it was."""
+    """Log a change, and the tenant that made it."""
     logger.warning("%s, by tenant %s", text, tenant_of(http.scope).name)
 
 
@@ -167,7 +168,7 @@ def _check(http: Request, readiness: Readiness) -> None:
 
 
 async def _asked(http: Request, images: ImageService, model: type[Body], required: str, example: str) -> Body:
-    """The body of a change."""
+    """Read the body of a change."""
     config = images.config
     with images.bodies.room.place() as place:
         limits = BodyLimits(max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s, place=place)

@@ -81,7 +81,7 @@ from tilework.store.shared import SharedStore
 from tilework.store.spooled import SpooledStore
 
 S3 = "s3"
-ASSETS = "/docs-assets"  # Scripts and styles of /docs. This server has them, since it may have no network.
+ASSETS = "/docs-assets"  # Scripts and styles of /docs, served from here, since the server may have no network.
 
 
 def create_app(
@@ -97,12 +97,11 @@ def create_app(
 ) -> FastAPI:
     """Build the application. It neither starts nor stops the engine: see `main.serve`.
 
-    `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
-    `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open; `nodes` are those of the engine; `data` is the folder for files of batches, if they are kept. In `app.state`
-    are `submitter`, for calls that do not come by HTTP, `images`, `tenants`, which may be swapped, `sets`, this server
-    among others, which the caller has to run, and what it has to close: `webhooks`, `batches`, `planner`, and
-    `watchers`, those that watch the server, before it can stop.
+    `store` keeps results that are fetched later (default: in memory). `rng` chooses seeds for clients that send none.
+    `readiness` says when the engine has started (default: it has). `call_registry` lets the caller see open calls.
+    `nodes` are the engine's. `data` is the folder for files of batches, if they are kept. `app.state` holds
+    `submitter`, for calls that do not come by HTTP, `images`, `tenants`, which may be swapped, and `sets`, which the
+    caller has to run. The caller closes `webhooks`, `batches`, `planner` and, before the server can stop, `watchers`.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -154,7 +153,7 @@ def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
         static_url=ASSETS,
         redirect_slashes=False,
         lifespan=_closing(threads, traces),
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # `traces` tells of calls.
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `traces` exports calls.
     )
     app.router.route_class = DirectRoute
     return app
@@ -202,7 +201,7 @@ def _images(
     rng: Random,
     safety_filter: SafetyFilter | None,
 ) -> ImageService:
-    """Raises ConfigError if the file of models cannot be used."""
+    """Make the service of images. Raises ConfigError if the file of models cannot be used."""
     return ImageService(
         engine=engine,
         config=config,
@@ -267,9 +266,9 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
 
 
 def _stack(app: FastAPI, config: ServerConfig, tenants: CurrentTenants) -> ASGIApp:
-    """The routes with what is around them, from the inside out.
+    """Wrap the routes in middleware, from the inside out.
 
-    The stack that FastAPI would build has further layers, for bugs, bodies and telemetry, which are ours to care for.
+    The stack that FastAPI would build has further layers, for bugs, bodies and telemetry: this server does that itself.
     """
     stack: ASGIApp = AsyncExitStackMiddleware(app.router)  # For routes that are not direct.
     stack = HeadAsGet(ExceptionMiddleware(stack, app.exception_handlers))
@@ -295,11 +294,11 @@ def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) 
 
 
 def new_store(config: ServerConfig, now_ns: Callable[[], int], durable: DurableDirectory | None = None) -> ResultStore:
-    """On the clock `now_ns`.
+    """Open the store that the settings name, on the clock `now_ns`.
 
     Raises:
-        OSError: a durable one cannot be opened, or there is no place for what waits for that of `results`.
-        ConfigError: that of `results` cannot be used.
+        OSError: a durable store cannot be opened, or there is no place for results that wait for that of `results`.
+        ConfigError: the store of `results` cannot be used.
     """
     ttl_ns = ns_from_s(config.result_ttl_s)
     if config.results is not None:

@@ -46,10 +46,11 @@ from tilework.server.tenants import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields, whose texts have as many
-    characters as they are told. One that `is_edit` needs a
-    picture. That of a chat, which `has_history`, may hold pictures that were drawn before. Models that can serve the
-    route are those that it `suits`.
+    """The form of a route's body: JSON, or also a form if the route `takes_forms`.
+
+    `fields` gets a body's fields, whose texts may have the given number of characters. A route that `is_edit` needs a
+    picture. The body of a chat, which `has_history`, may hold pictures that were drawn before. `suits` tells which
+    models can serve the route.
     """
 
     fields: Callable[[Mapping[str, object], int], Fields]
@@ -59,8 +60,8 @@ class Route:
     suits: Callable[[ModelInfo], bool] = lambda _: True
 
     def model(self, fields: Mapping[str, object], models: ServedModels) -> ModelInfo:
-        """The model that a body means. One that names none means the first that the route suits and that takes its
-        pictures and needs no others; if there is none, the first that the route suits.
+        """Return the model that a body names. If it names none, return the first model that suits the route, takes the
+        body's pictures and needs no others; if there is none, the first that suits the route.
 
         Raises:
             UnknownModel: it names one that is not served.
@@ -88,7 +89,7 @@ VIDEOS = Route(fields=video_fields, takes_forms=True, suits=lambda info: info.gr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bodies:
-    """Reads bodies. Large ones, which share `room`, are read where a model takes pictures, and in chats."""
+    """Reads bodies. Large ones are accepted only in chats, or if a model takes pictures; they share `room`."""
 
     config: ServerConfig
     threads: Threads
@@ -98,7 +99,7 @@ class Bodies:
         object.__setattr__(self, "room", BodyRoom(self.config.input_bytes, self.config.max_body_bytes))
 
     async def read(self, http: Request, route: Route, models: ServedModels, place: BodyPlace) -> Mapping[str, object]:
-        """The fields of a body, with pictures as texts or files.
+        """Return the fields of a body, with pictures as texts or files.
 
         Raises:
             ApiError: it cannot be read.
@@ -125,7 +126,7 @@ class Bodies:
         return await read_json(http, limits)
 
     def _long_texts(self, models: ServedModels) -> LongTexts:
-        """Where no model takes pictures, those of a chat's history are read and not kept."""
+        """Return the limits of long texts. Pictures of a chat are not kept if no model takes any."""
         most_prompt_bytes = most_text_bytes(self.config.max_prompt_chars)
         most_picture_bytes = most_base64_bytes(self.config.max_picture_bytes) if models.takes_pictures else 0
         return LongTexts(
@@ -134,14 +135,14 @@ class Bodies:
         )
 
     async def key(self, http: Request, tenant: Tenant, body: Mapping[str, object], place: BodyPlace) -> Key | None:
-        """Its idempotency key. That of a form with large files is made on a thread."""
+        """Return the idempotency key of a body; None if the call has none. With large files it is made on a thread."""
         given = http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body
         if given[0] is None or not place.num_beyond:
             return idempotency_key(*given)
         return await self.threads.run(idempotency_key, *given)
 
     async def decoded(self, given: Sequence[GivenPicture]) -> Pictures:
-        """Raises InvalidValue."""
+        """Decode given pictures on a thread. Raises InvalidValue."""
         if not given:
             return NO_PICTURES
         return await self.threads.run(decoded, given, self.config, keeps_files=self.config.durable is not None)

@@ -11,7 +11,7 @@ _log = logging.getLogger("tilework.server.calls")
 
 
 def log_ended(record: Record) -> None:
-    """Log how a call ended."""
+    """Log the end of a call."""
     if not _log.isEnabledFor(logging.INFO):
         return
     status, ask = record.status(), record.ask
@@ -27,7 +27,7 @@ def log_ended(record: Record) -> None:
 
 
 def log_refused(tenant: str, http_status: int, reason: str | None, uid: object) -> None:
-    """Log that a call was refused; `uid` is what the refusal says, if the event log has it."""
+    """Log that a call was refused; `uid` is that of the refusal, if the event log has the call."""
     if not _log.isEnabledFor(logging.INFO):
         return
     values: dict[str, object] = {} if uid is None else {"uid": uid}
@@ -39,5 +39,5 @@ def _write(values: dict[str, object]) -> None:
 
 
 def _plain(text: str) -> str:
-    """A value as it is, or as JSON if something in it would break the line."""
+    """Return a value as it is, or as JSON if something in it would break the line."""
     return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else shown(text)

@@ -1,8 +1,8 @@
-"""`POST /v1/chat/completions`: pictures as the answer in a chat, whole or as a stream.
+"""`POST /v1/chat/completions`: images as the answer in a chat, whole or as a stream.
 
-Whole, pictures are parts of the message, as vLLM-Omni's clients read them. In a stream progress comes as reasoning,
-which chat user interfaces show while they wait and fold up afterwards (`reasoning_content`, as of vLLM and DeepSeek).
-The picture is content, in Markdown, since there content is text.
+In a whole answer, images are parts of the message, as vLLM-Omni's clients read them. In a stream, progress comes as
+reasoning, which chat user interfaces show while they wait and fold up afterwards (`reasoning_content`, as of vLLM and
+DeepSeek). The image comes as content, in Markdown, since content of a stream is text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ChatChunks:
     now_ns: Callable[[], int]
 
     async def on_wire(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-        """Closing this closes `events`. A failure is an `error`, which OpenAI's clients raise."""
+        """Yield chunks; closing this closes `events`. A failure is an `error`, which OpenAI's clients raise."""
         timelines: list[Any] = []
         async with aclosing(events):
             async for one in events:
@@ -75,7 +75,7 @@ class ChatChunks:
         yield DONE
 
     def _delta(self, one: Event) -> Mapping[str, object] | None:
-        """What an event adds to the message; None for those that add nothing."""
+        """Return what an event adds to the message; None for events that add nothing."""
         match one.name.partition(".")[2]:
             case "accepted":
                 pictures = counted(len(self.call.ask.specs), "picture")
@@ -92,7 +92,7 @@ class ChatChunks:
                 return None
 
     def _left(self, one: Event) -> str:
-        """How much longer it is expected to take."""
+        """Return the time that the call is expected to take from now on, in words; empty without an estimate."""
         eta_s = one.data["eta_s"]
         if not isinstance(eta_s, float):
             return ""
@@ -126,7 +126,7 @@ def _answer_json(finished: Finished, model: str) -> bytes:
 
 
 def image_part(file: bytes, timeline: RequestTimeline, media_type: str, frame: int | None = None) -> ImagePart:
-    """A picture in a message."""
+    """Make the part of a message that holds an image."""
     durations_s = stage_durations(timeline)
     url = f"data:{media_type};base64,{base64.b64encode(file).decode('ascii')}"
     return ImagePart(image_url=ImageUrl(url=url), frame=frame, stage_durations=durations_s, tilework=timeline)

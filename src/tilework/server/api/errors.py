@@ -33,7 +33,7 @@ STATUSES: dict[type[CallError], int] = {
 
 
 def api_error(error: CallError) -> ApiError:
-    """The error as an answer: its status, and in headers when and whether to send the call again."""
+    """Return the error as an answer: its status, and headers that say when and whether to send the call again."""
     headers = {}
     if error.retry_s is not None:
         headers["Retry-After"] = str(error.retry_s)
@@ -59,7 +59,7 @@ def install_call_errors(app: FastAPI) -> None:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    """The error; if it names another set, with the address of the same route there (RFC 8288)."""
+    """Answer an error; if it names another set, with the address of the same route there (RFC 8288)."""
     assert isinstance(error, CallError)
     answer = api_error(error).response()
     if (url := error.details.get("alternate")) is not None:

@@ -1,4 +1,4 @@
-"""Examples of what the server answers, by name; `/docs` shows them. Those in `examples.json` were recorded."""
+"""Examples of answers of the server, by name; `/docs` shows them. Those in `examples.json` were recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilework.server.http.sse import chunk, event
 UID = "c5b6a1d2e3f405162738495a6b7c8d9e"
 
 ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
-    # status: what it means, type, code, param, message
+    # status: description, type, code, param, message
     400: (
         "A value is wrong; the message names the field, its value, and what would be right",
         "invalid_request_error",
@@ -143,7 +143,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     ),
 }
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
-"""Answers of a server with the shipped model, and of one with a simulated model of clips: `record` has written them."""
+"""Answers of a server with the shipped model, and of one with a simulated model of clips; `record` wrote them."""
 
 
 def _stream(events: list[dict[str, Any]]) -> str:
@@ -155,7 +155,7 @@ PICTURES = _stream(RECORDED["pictures"])
 LIVE = _stream([{"type": "tilework.live", **RECORDED["live"]}])
 CHUNKS = b"".join(map(chunk, RECORDED["chunks"])).decode()
 EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
-"""An edit is answered like any image; the shipped model makes none."""
+"""Examples by name. An edit is answered like any image; the shipped model makes none."""
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "slo_source": "request", "earliest_s": 3.251},
     503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},

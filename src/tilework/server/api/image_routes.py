@@ -1,4 +1,4 @@
-"""The routes that draw pictures, and the files of pictures."""
+"""The routes that draw images, and the files of images."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         openapi_extra={"parameters": [RANGE]},
     )
     async def image_content(uid: ImageUid, http: Request, frame: Frame = 0) -> Response:
-        """The file of an image, or of one frame of a clip; `uid` is the image's own."""
+        """Return the file of an image, or of one frame of a clip; `uid` is the image's own."""
         return await requests.content(uid, None, frame, http)
 
 

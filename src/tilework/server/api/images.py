@@ -98,7 +98,7 @@ class ImageService:
         return ServedModels(engine.models, self.entries, config.served_names, config.strict, engine.not_served)
 
     def check_free(self, name: str, aliases: Sequence[str]) -> None:
-        """Check names as `ServedModels.check_free`, against those of the models that are served then."""
+        """Check names as `ServedModels.check_free` does, against the models that are served at that moment."""
         self.models.check_free(name, aliases)
 
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
@@ -115,10 +115,10 @@ class ImageService:
         return await self._answer(await self.result(call, http), http, headers)
 
     async def enter(self, http: Request, route: Route, *, is_later: bool = False) -> Entry:
-        """Join the call that a client's idempotency key led to before, or submit what it asks for.
+        """Join the call that a client's idempotency key led to before, or submit what the client asks for.
 
-        `is_later`: unless it is a stream, its client fetches the images later. A repeat has the body of the first call,
-        which was right then: it is not checked against the clock again.
+        `is_later`: unless the call is a stream, its client fetches the images later. A repeat has the body of the first
+        call, which was valid then: it is not checked against the clock again.
 
         Raises:
             ApiError: head or body cannot be read.
@@ -135,7 +135,7 @@ class ImageService:
             raise
 
     async def _enter(self, http: Request, route: Route, tenant: Tenant, *, is_later: bool) -> Entry:
-        """Raises as `enter`."""
+        """Do as `enter`, without the log. Raises as `enter`."""
         self.submitter.readiness.require_started()
         models = self.models
         self.check_rate(tenant, key_of(http.scope))
@@ -164,12 +164,12 @@ class ImageService:
         async with self.submitter.keeping(pictures, ask, tenant) as ask, self._turn(ask, tenant) as has_waited_more:
             has_waited = has_waited or has_waited_more
             if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:
-                return Entry(call=known, is_replay=True)  # It came meanwhile.
+                return Entry(call=known, is_replay=True)  # The first call came meanwhile.
             return Entry(call=await self.submitter.submit(ask, tenant, key), is_replay=False)
 
     @asynccontextmanager
     async def _turn(self, ask: ImageCall, tenant: Tenant) -> AsyncIterator[bool]:
-        """When a call may be submitted: one that asks for a promise waits for its turn. Whether it had to."""
+        """Let a call that asks for a promise wait for its turn to be submitted; yield whether it asks for one."""
         if ask.terms.on_miss is not OnMiss.REJECT:
             yield False
             return
@@ -177,7 +177,7 @@ class ImageService:
             yield True
 
     async def _check_texts(self, spec: Spec) -> None:
-        """Raises ContentRefused if the safety filter objects."""
+        """Raise ContentRefused if the safety filter objects to a text."""
         if self.safety_filter is None:
             return
         reason = await self.threads.run(self.safety_filter.refuse_texts, texts_of(spec))
@@ -185,13 +185,13 @@ class ImageService:
             raise ContentRefused(f"This is not drawn here: {reason}.", resend=False)
 
     def check_rate(self, tenant: Tenant, key: bytes) -> None:
-        """Raises CallError if the key has made its calls of this minute."""
+        """Raise CallError if the key has made its calls of this minute."""
         if wait_ns := self.rates.take(tenant, key, self.engine.now_ns()):
             self.metrics.count_too_many_a_minute()
             raise too_many_a_minute(tenant, wait_ns)
 
     def _rules(self, http: Request, models: ServedModels, info: ModelInfo, name: object) -> Rules:
-        """What the body of a request for this model, which it calls so, is checked against as of now."""
+        """Return the rules for a body that asks, as of now, for this model by this `name`."""
         tenant, tenants = tenant_of(http.scope), tenants_of(http.scope)
         return Rules(
             info=info,
@@ -236,7 +236,7 @@ class ImageService:
         return end
 
     def stream(self, call: Call, headers: Mapping[str, str], wire: Wire, *, has_progress: bool) -> Response:
-        """The events of a call, as `wire` puts them into bytes, until it has ended or its client has gone."""
+        """Stream the events of a call, as `wire` puts them into bytes, until it has ended or its client has gone."""
         ask = call.ask
         events = CallEvents(
             engine=self.engine,
@@ -255,11 +255,11 @@ class ImageService:
         )
 
     async def _wait(self, call: Call, http: Request, wait_s: float) -> bool:
-        """Whether the call has ended, at the latest after this long."""
+        """Wait at most `wait_s` for the end of a call; return whether it has ended."""
         return call.end.done() or (wait_s > 0 and await unless_gone(http.receive, call.end, wait_s))
 
     def _later(self, entry: Entry, http: Request, headers: dict[str, str]) -> Response:
-        """The answer 202. A new call shows the prediction of its admission; a replayed one is predicted again."""
+        """Make the answer 202. A new call shows the prediction of its admission; a replayed call is predicted again."""
         call = entry.call
         status = call_status(call, self.engine if entry.is_replay else None)
         location = f"{base_url(self.config, http)}/v1/requests/{call.uid}"
@@ -273,13 +273,13 @@ class ImageService:
 
 
 def _traceparent(http: Request) -> str | None:
-    """The trace that a call is part of, if its client says so in the form of W3C."""
+    """Return the trace that a call is part of, if its client names one in the form of W3C."""
     given = http.headers.get("traceparent", "")
     return given if TRACEPARENT.fullmatch(given) else None
 
 
 async def on_wire(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-    """The events of a call as server-sent ones; closing this closes them."""
+    """Yield the events of a call as server-sent events; closing this closes `events`."""
     async with aclosing(events):
         async for one in events:
             yield event(one.name, one.data)
@@ -295,7 +295,7 @@ def _content_url(base: str, uid: str, frame: int | None) -> str:
 
 
 def _answer_json(finished: Finished, base: str) -> bytes:
-    """ASCII only, so that a client's odd characters come back escaped."""
+    """Encode an answer in ASCII only, so that a client's odd characters come back escaped."""
     ask = finished.ask
     data = [
         ImageData(
@@ -310,7 +310,7 @@ def _answer_json(finished: Finished, base: str) -> bytes:
     answer = ImagesResponse(
         created=int(finished.arrived_s),
         data=data,
-        output_format=cast(OutputFormat, ask.output_format),  # Videos have another answer.
+        output_format=cast(OutputFormat, ask.output_format),  # Videos have another form of answer.
         size=size_text(ask.specs[0].shape),
     )
     return json.dumps(answer.model_dump(mode="python")).encode("ascii")

@@ -24,7 +24,7 @@ ModelId = Annotated[str, Path(description="the name of the model", examples=["sh
 def add_model_routes(
     app: FastAPI, images: ImageService, readiness: Readiness, created: int
 ) -> Callable[[ModelInfo], ModelCard]:
-    """Returns what describes a model to clients."""
+    """Add the routes; return the function that describes a model to clients."""
 
     def card(info: ModelInfo) -> ModelCard:
         return _model_card(info, images, created, images.models.called(info.name))
@@ -39,8 +39,9 @@ def add_model_routes(
         },
     )
     async def list_models() -> ModelList:
-        """What is served here: models, each with its limits and defaults, and in `not_served` those of the start that
-        cannot run here, and why. The first serves requests that name none."""
+        """List the served models, each with its limits and defaults; the first serves requests that name none.
+        `not_served` has the models of the start that cannot run here, and why.
+        """
         readiness.require()
         models = images.models
         named = [(info, name) for info in models.infos.values() for name in models.listed(info.name)]
@@ -56,7 +57,7 @@ def add_model_routes(
         responses={200: good("The model", "model"), **errors(401, 404, 503)},
     )
     async def retrieve_model(model_id: ModelId) -> ModelCard:
-        """A served model, by its name."""
+        """Return a served model, by its name."""
         readiness.require()
         return card(images.models.named(model_id))
 
@@ -66,7 +67,7 @@ def add_model_routes(
         responses={200: good("Its hub id or name", "model path"), **errors(401)},
     )
     async def model_info() -> ModelPath:
-        """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
+        """Return the hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
         models = images.models
         (first, *_), default = models.listed(models.default.name), models.default
@@ -86,7 +87,7 @@ def _picture(one: PictureInput) -> dict[str, object]:
 
 
 def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) -> ModelCard:
-    """`name` is that under which it is shown."""
+    """Describe a model to clients, under `name`."""
     slo = images.models.default_slo(info.name) or images.config.usual_slo
     limits = {
         "model": info.name,

@@ -1,4 +1,4 @@
-"""What `/docs` says beside the code: statuses, headers, bodies. The examples are in `examples`."""
+"""Statuses, headers and bodies that `/docs` shows beside the code. The examples are in `examples`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
 
 
-# What to add to the route's example, {"headers": ..., "fields": ...}, to get this answer.
+# Headers and fields to add to the route's example, {"headers": ..., "fields": ...}, to get this answer.
 CALL = "x-tilework-call"
 _RETRY_HEADERS = {409: ("Retry-After",), 429: ("Retry-After", "Link"), 503: ("Retry-After",)}
 _ANY_CALL = (431, 500, 503)
@@ -83,14 +83,14 @@ HEADERS_OF_OURS = tuple(name for name in _HEADERS if name != "Accept-Ranges")
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What these statuses mean, and those that any call may get, each with an example."""
+    """Describe these statuses, and those that any call may get, each with an example."""
     return {status: _error(status) for status in sorted({*statuses, *_ANY_CALL})}
 
 
 def good(description: str, example: str, *headers: str, asked: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A JSON answer with an example, by its name in `EXAMPLES`, and headers; its schema is the route's model.
+    """Describe a JSON answer: an example, by its name in `EXAMPLES`, and headers; its schema is the route's model.
 
-    `asked` are the headers of the request that it takes, if it is not the route's usual answer.
+    `asked` are the headers of the request that gets this answer, if it is not the route's usual one.
     """
     content: dict[str, Any] = {"example": example}
     if asked is not None:
@@ -99,7 +99,7 @@ def good(description: str, example: str, *headers: str, asked: Mapping[str, str]
 
 
 def stream(description: str, events: str, *, fields: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Server-sent events; `fields` are those of the body that it takes, if it is not the route's usual answer."""
+    """Describe server-sent events; `fields` of the body get this answer, if it is not the route's usual one."""
     content: dict[str, Any] = {"schema": _EVENT, "example": events}
     if fields is not None:
         content[CALL] = {"fields": fields}
@@ -118,7 +118,7 @@ def video_file(description: str, *headers: str) -> dict[str, Any]:
 
 
 def video_variants() -> dict[str, Any]:
-    """The file of a video, or a picture of it."""
+    """Describe the file of a video, or a picture of it."""
     answer = video_file("The file, or a picture of it")
     for form in ("jpeg", "webp"):
         schema = {"type": "string", "format": "binary"}
@@ -141,7 +141,7 @@ def header_docs(*names: str) -> dict[str, Any]:
 def install_openapi(app: FastAPI, *, has_keys: Callable[[], bool]) -> None:
     """Describe the routes as they are: a wrong parameter is a 400 here, not FastAPI's 422.
 
-    `has_keys` says whether requests need one.
+    `has_keys` says whether requests need a key.
     """
 
     def describe() -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _drop_validation(schema: dict[str, Any]) -> None:
 
 
 def _fill_examples(schema: dict[str, Any]) -> None:
-    """Put examples in the place of their names: FastAPI itself would leave out what is null in them."""
+    """Replace the names of examples by the examples: FastAPI itself would leave out what is null in them."""
     for methods in schema["paths"].values():
         for operation in methods.values():
             for answer in operation["responses"].values():

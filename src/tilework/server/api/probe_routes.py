@@ -32,7 +32,7 @@ from tilework.sets.records import SetRecord
 def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
     @app.get("/health", tags=["operations"], responses={200: good("Alive", "alive"), **errors()})
     async def health() -> Alive:
-        """The process is alive, also while it loads its models."""
+        """Answer 200 while the process is alive, also while it loads its models."""
         return Alive()
 
     @app.get(
@@ -44,7 +44,7 @@ def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> No
         },
     )
     async def ready() -> ReadyModel:
-        """The models are loaded, at least one device is up, and the server is not stopping."""
+        """Answer 200 if the models are loaded, at least one device is up, and the server is not stopping."""
         return readiness.report()
 
     @app.get(
@@ -57,7 +57,7 @@ def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> No
         },
     )
     async def read_metrics() -> Response:
-        """Metrics in Prometheus' text format."""
+        """Return metrics in Prometheus' text format."""
         readiness.require_started()
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -72,7 +72,7 @@ class LiveService:
     tenants: CurrentTenants
 
     def answer(self, http: Request) -> Response:
-        """Raises ApiError: as many watch as may."""
+        """Answer with the state, or with a stream of it. Raises ApiError if as many clients watch as may."""
         self.readiness.require_started()
         viewer = _viewer(tenants_of(http.scope), tenant_of(http.scope))
         if MEDIA_TYPE not in http.headers.get("accept", ""):
@@ -86,7 +86,7 @@ class LiveService:
         return EventStream(events, keep_alive_s=self.config.keep_alive_s, on_close=leave)
 
     def _viewer_with(self, key: bytes) -> Viewer | None:
-        """What a client with this key may see by now."""
+        """Return what a client with this key may see by now; None if the key is known no more."""
         tenant = self.tenants.value.find(key)
         return None if tenant is None else _viewer(self.tenants.value, tenant)
 
@@ -114,9 +114,9 @@ def add_live_route(app: FastAPI, live: LiveService) -> None:
         responses={200: answer, **errors(401, 429)},
     )
     async def live_state(http: Request) -> Response:
-        """What devices do, what waits and what was on time. With `Accept: text/event-stream` it comes twice a second.
+        """Return what devices do, what waits and what was on time. `Accept: text/event-stream` gets it twice a second.
 
-        Of requests of other tenants there are tiles alone, unless the key has the scope admin.
+        Requests of other tenants are shown as tiles alone, unless the key has the scope admin.
         """
         return live.answer(http)
 
@@ -133,10 +133,10 @@ def add_plan_route(app: FastAPI, plans: PlanService) -> None:
             str, Query(description="The share of deadlines that has to be kept, from 0.01 to 0.999")
         ] = "0.95",
     ) -> PlanState:
-        """How many devices keep a share of the deadlines, by simulation of the traffic of the latest hour.
+        """Return how many devices keep a share of the deadlines, by simulation of the traffic of the latest hour.
 
-        It is made beside the server, at low priority. Ask again until `status` is `done`. With keys it needs the scope
-        admin.
+        The plan is made beside the server, at low priority. Ask again until `status` is `done`. On a server with keys
+        this needs the scope admin.
         """
         return plans.answer(http, target)
 
@@ -144,7 +144,7 @@ def add_plan_route(app: FastAPI, plans: PlanService) -> None:
 def add_set_routes(app: FastAPI, sets: Sets, readiness: Readiness) -> None:
     @app.get("/v1/sets", tags=["operations"], responses={200: good("The sets", "sets"), **errors(401)})
     async def list_sets() -> SetList:
-        """This server, and those that share a registry with it: what they serve, how busy they are, and their nodes."""
+        """List this server and those that share its registry: what they serve, how busy they are, and their nodes."""
         readiness.require_started()
         directory = sets.directory
         known = {**directory.sets, sets.name: sets.own.record()}
@@ -175,7 +175,7 @@ def _card(name: str, record: SetRecord, directory: Directory) -> SetModel:
 
 
 def _nodes(name: str, record: SetRecord, directory: Directory) -> list[NodeModel]:
-    """Those that are there, and those that are on their way."""
+    """Return the nodes that work for a set, and those that are on their way to it."""
     routes = {agent: route for agent, route in directory.routes.items() if route.set == name}
     found = []
     for agent in sorted({*record.nodes, *routes}):

@@ -1,7 +1,8 @@
-"""Records the examples of the API reference: `python -m tilework.server.api.record` starts a server with the shipped
-model, and one with a simulated model of clips, asks them, and prints `examples.json`. With two URLs it asks the servers
-there. Answers are as they came, but long lists show their first entries, a picture shows its first bytes, and every
-call has the same uid.
+"""Records the examples of the API reference.
+
+`python -m tilework.server.api.record` starts a server with the shipped model, and one with a simulated model of clips,
+calls them, and prints `examples.json`. With two URLs it calls the servers there. Answers are as they came, but long
+lists show their first entries, an image shows its first bytes, and every call has the same uid.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ PNG_HEAD = "iVBORw0KGgo="  # The first bytes of every PNG file.
 ASYNC = {"Prefer": "respond-async"}
 CLIPS = Graph("clips", (*latent_diffusion("").specs, EXPORT))
 SECONDS = (0.05, 0.4, 0.8, 0.6)
-"""What the stages of the simulated model take for the clip of the example, in their order, or a step of one."""
+"""Seconds that each stage of the simulated model, in order, takes for the clip of the example, or for a step of it."""
 _FROM_SERVER = re.compile(r"[0-9a-f]{32}")
 
 
 def record(http: httpx.Client) -> dict[str, Any]:
-    """The answers to one call of each kind, by the name of the example."""
-    sets = http.get("/v1/sets").json()  # While nothing has run.
+    """Return the answers to one call of each kind, by the name of the example."""
+    sets = http.get("/v1/sets").json()  # Before anything has run.
     images = http.post("/v1/images/generations", json=EXAMPLE).raise_for_status().json()
     stream = http.post("/v1/images/generations", json={**EXAMPLE, "stream": True, "partial_images": 1}).text
     uid = http.post("/v1/images/generations", json=EXAMPLE, headers=ASYNC).raise_for_status().json()["uid"]
@@ -53,7 +54,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
     cancelled = http.delete(f"/v1/requests/{uid}").json()
     followed = http.post("/v1/images/generations", json=EXAMPLE, headers=ASYNC).json()["uid"]
     events = _events(http.get(f"/v1/requests/{followed}/events").text)
-    http.delete(f"/v1/requests/{followed}")  # Its pictures: a server waits for those that were not fetched.
+    http.delete(f"/v1/requests/{followed}")  # Delete its images: a server waits for those that were not fetched.
     progress = next(one for one in events if one["type"] == "tilework.progress" and one["state"] == "running")
     return {
         "images": images,
@@ -77,7 +78,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
 
 
 def record_videos(http: httpx.Client) -> dict[str, Any]:
-    """The same for videos."""
+    """Return the answers about videos, likewise."""
     video_id = http.post("/v1/videos", json=VIDEO).raise_for_status().json()["id"]
     return {
         "video": _once(http, f"/v1/videos/{video_id}", lambda job: job["progress"] > 0),
@@ -87,7 +88,7 @@ def record_videos(http: httpx.Client) -> dict[str, Any]:
 
 
 def _planned(http: httpx.Client) -> Any:
-    """The plan of some requests with deadlines."""
+    """Return the plan after some requests with deadlines."""
     for seed in range(LEAST_DUE):
         http.post("/v1/images/generations", json={**EXAMPLE, "seed": seed, "slo_s": 2.0}).raise_for_status()
     while (state := http.get("/v1/plan").raise_for_status().json())["status"] == "running":
@@ -100,7 +101,7 @@ def _running(http: httpx.Client, uid: str) -> Any:
 
 
 def _once(http: httpx.Client, path: str, has_begun: Callable[[Any], bool]) -> Any:
-    """The state of a call as soon as it has made a step."""
+    """Return the state of a call as soon as it `has_begun`."""
     while not has_begun(status := http.get(path).raise_for_status().json()):
         assert status["status"] in ("queued", "running", "in_progress"), status
         time.sleep(0.01)
@@ -112,7 +113,7 @@ def _events(stream: str) -> list[Any]:
 
 
 def _chunks(stream: str) -> list[Any]:
-    """Of a chat: the last one that tells of progress, and the picture."""
+    """Return two chunks of a chat: the last one about progress, and the one with the image."""
     chunks = [one for one in _events(stream) if one["choices"][0]["delta"]]
     return [
         [one for one in chunks if name in one["choices"][0]["delta"]][-1] for name in ("reasoning_content", "content")
@@ -120,7 +121,7 @@ def _chunks(stream: str) -> list[Any]:
 
 
 def shortened(value: Any, name: str = "") -> Any:
-    """The answer with long parts cut, and uids replaced."""
+    """Return an answer with long parts cut, and uids replaced."""
     if isinstance(value, dict):
         return {key: shortened(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
@@ -136,7 +137,7 @@ def shortened(value: Any, name: str = "") -> Any:
 
 @contextmanager
 def _started(*more: str) -> Iterator[str]:
-    """The URL of a server, while the block runs."""
+    """Yield the URL of a server that runs while the block does."""
     command = [sys.executable, "-m", "tilework", "serve", "--port", "0", "--json", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -147,7 +148,7 @@ def _started(*more: str) -> Iterator[str]:
 
 
 def clips_table() -> CostTable:
-    """The cost table of a simulated model that makes the video of the example, of 81 frames."""
+    """Return the cost table of a simulated model that makes the video of the example, of 81 frames."""
     rows = [
         CostRow(pipeline=CLIPS.pipeline, stage=stage.name, height=320, width=480, frames=81, degree=1, seconds=seconds)
         for stage, seconds in zip(CLIPS.stages, SECONDS, strict=True)
@@ -157,7 +158,7 @@ def clips_table() -> CostTable:
 
 @contextmanager
 def _both() -> Iterator[tuple[str, str]]:
-    """The URLs of a server with the shipped model, and of one with a simulated model of clips."""
+    """Yield the URLs of a server with the shipped model, and of one with a simulated model of clips."""
     with tempfile.TemporaryDirectory() as directory:
         costs = Path(directory) / "clips.json"
         costs.write_text(json.dumps(table_json(clips_table())), encoding="utf-8")

@@ -35,7 +35,7 @@ wherever GET does. `/` is a [page](operations.md#the-page) for a browser.
 
 @dataclass(slots=True)
 class _Page:
-    """Fields of bodies are described where they first appear: `described` has (name, description) and the route."""
+    """The page. `described` has the route where a field of bodies, by (name, description), first appears."""
 
     openapi: Mapping[str, Any]
     described: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Page:
             yield f"As in `{routes}`: {', '.join(known)}.\n"
 
     def _errors(self) -> str:
-        """All there are: 405 is the answer of no operation, so it is not in the document."""
+        """Return the section on all errors. 405 is the answer of no operation, so it is not in the document."""
         rows = [[str(status), error[0]] for status, error in ERRORS.items()]
         example = in_lines(EXAMPLES["error 429"])
         text = "Every refusal has this form; what comes after `code` is there if there is more to say.\n\n"
@@ -87,12 +87,12 @@ class _Page:
 
 
 def reference(openapi: Mapping[str, Any]) -> str:
-    """The page in Markdown: for each route its purpose, parameters, fields, statuses, and one example."""
+    """Return the page in Markdown: for each route its purpose, parameters, fields, statuses, and one example."""
     return "\n".join(_Page(openapi).blocks())
 
 
 def in_lines(value: object, indent: int = 0) -> str:
-    """JSON with as much on a line as fits."""
+    """Format JSON with as much on a line as fits."""
     flat, space = json.dumps(value, ensure_ascii=False), " " * (indent + 2)
     if len(flat) + indent <= WIDTH or not isinstance(value, dict | list):
         return flat
@@ -124,7 +124,7 @@ def _statuses(operation: Mapping[str, Any]) -> str:
 
 
 def _examples(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    """Examples of the usual answer, and of every other answer that names the call which gets it."""
+    """Yield examples of the usual answer, and of every other answer that names the call which gets it."""
     good = [
         (status, media_type, content)
         for status, answer in operation["responses"].items()
@@ -162,7 +162,7 @@ def _command(
 
 
 def _anchor(method: str, path: str) -> str:
-    """As GitHub makes them: lower case, blanks as dashes, no other marks than dashes and underscores."""
+    """Return GitHub's anchor of a heading: lower case, dashes for blanks, no marks but dashes and underscores."""
     kept = (one for one in f"{method} {path}".lower() if one.isalnum() or one in " -_")
     return "".join(kept).replace(" ", "-")
 

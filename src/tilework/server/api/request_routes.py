@@ -1,4 +1,4 @@
-"""The routes under `/v1/requests`: how calls stand, their events, files and decisions."""
+"""The routes under `/v1/requests`: the status of calls, their events, files and decisions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: good("Calls, newest first", "list"), **errors(400, 401)},
     )
     async def list_requests(http: Request, limit: Limit = 20, after: After = None) -> RequestList:
-        """The tenant's own calls, those that are open and those that ended lately, newest first."""
+        """List the tenant's own calls, both open ones and those that ended lately, newest first."""
         return requests.latest(limit, after, http)
 
     @app.get(
@@ -42,7 +42,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: good("How it stands", "status"), **errors(401, 404)},
     )
     async def request_status(uid: Uid, http: Request) -> RequestStatus:
-        """How a call stands, or one image of it."""
+        """Return the status of a call, or of one image of it."""
         return requests.status(uid, http)
 
     @app.delete(
@@ -52,14 +52,14 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: good("Its final state", "cancelled"), **errors(401, 404)},
     )
     async def delete_request(uid: Uid, http: Request) -> Response:
-        """Cancel a call, all of its images; devices are free at the next step. If it has ended, delete its pictures."""
+        """Cancel a call, all of its images; devices are free at the next step. If it has ended, delete its images."""
         return Response(await requests.delete(uid, http), media_type="application/json")
 
     _add_result_routes(app, requests)
 
 
 def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
-    """The routes for the progress, the files and the decisions of one call."""
+    """Add the routes for the progress, the files and the decisions of one call."""
 
     @app.get(
         "/v1/requests/{uid}/events",
@@ -68,7 +68,7 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: stream("Events, from the present state to the end", PROGRESS), **errors(401, 404)},
     )
     async def request_events(uid: Uid, http: Request) -> Response:
-        """The progress of a call as server-sent events; reading can begin, and begin again, at any time."""
+        """Stream the progress of a call as server-sent events; reading can begin, and begin again, at any time."""
         return requests.events(uid, http)
 
     @app.get(
@@ -79,7 +79,7 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         openapi_extra={"parameters": [RANGE]},
     )
     async def request_content(uid: Uid, http: Request, index: Index = None, frame: Frame = 0) -> Response:
-        """The file of an image: that of `uid`, or number `index` of a call (default 0); of a clip one frame."""
+        """Return the file of an image: that of `uid`, or number `index` of a call (default 0); of a clip one frame."""
         return await requests.content(uid, index, frame, http)
 
     @app.get(
@@ -89,5 +89,5 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: good("Decisions in order", "decisions"), **errors(401, 404)},
     )
     async def request_decisions(uid: Uid, http: Request) -> Decisions:
-        """What the scheduler decided about a call or an image of it, and why. With the scope admin: of any tenant."""
+        """Return the scheduler's decisions about a call or an image, and why. The scope admin sees any tenant's."""
         return requests.decisions(uid, http)

@@ -1,7 +1,7 @@
-"""Calls after they were accepted: how they stand, what they brought, what was decided; and how to cancel them.
+"""Accepted calls: their status, results and decisions, and how to cancel them.
 
-A `uid` names a call, or one of its images as `{call}-{index}`. What belongs to another tenant does not exist, but that
-the scope admin shows decisions about all.
+A `uid` names a call, or one of its images as `{call}-{index}`. Calls of another tenant do not exist for a client,
+except that the scope admin shows the decisions about all calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_RETRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a uid names: a call, open or ended, and one of its images, or all of them (None)."""
+    """The call that a uid names, open or ended, and the index of one of its images, or None for all of them."""
 
     entry: Call | Record
     index: int | None
@@ -63,7 +63,7 @@ class RequestService:
         return _only(self._status(found.entry), found.index)
 
     def latest(self, limit: int, after: str | None, http: Request) -> RequestList:
-        """A page of calls with the ETAs of their admission: predicting them again would take too long.
+        """Return a page of calls with the ETAs of their admission: predicting them again would take too long.
 
         Raises:
             InvalidValue: there is no call `after`.
@@ -81,7 +81,7 @@ class RequestService:
         )
 
     async def delete(self, uid: str, http: Request) -> bytes:
-        """Cancel a call, also by one of its images, or delete the pictures of one that has ended.
+        """Cancel a call, also by one of its images, or delete the images of a call that has ended.
 
         Returns its final state, as the JSON of a `RequestStatus`.
         """
@@ -90,7 +90,7 @@ class RequestService:
             self.submitter.cancel(found.entry, "the client has cancelled it")
             end = await asyncio.shield(found.entry.end)
             found = self._find(uid, tenant_of(http.scope).name)
-            if isinstance(found.entry, Call) and isinstance(end, CallError):  # The server left it to its next start.
+            if isinstance(found.entry, Call) and isinstance(end, CallError):  # The next start goes on with it.
                 raise end
         record = found.entry
         assert isinstance(record, Record)
@@ -103,7 +103,7 @@ class RequestService:
         return _only(record.status(), found.index).model_dump_json().encode()
 
     def decisions(self, uid: str, http: Request) -> Decisions:
-        """Of a call of any tenant for a key with the scope admin, which sees all of them on the page, too."""
+        """Return decisions about a call of the tenant; of any for the scope admin, which sees all on the page."""
         tenant = tenant_of(http.scope)
         found = self._find(uid, None if tenant.is_admin else tenant.name)
         if isinstance(found.entry, Call):
@@ -134,7 +134,7 @@ class RequestService:
         return EventStream(on_wire(events), keep_alive_s=self.config.keep_alive_s)
 
     async def content(self, uid: str, index: int | None, frame: int, http: Request) -> Response:
-        """The file of an image, of a frame of a clip, or of a video; or a part of it.
+        """Answer with the file of an image, of a frame of a clip, or of a video; or with a part of it.
 
         Raises:
             ApiError: 416, no byte of it is in the part.
@@ -150,7 +150,7 @@ class RequestService:
         return await file_answer(result, f"{uid}-{index}.{frame}", http)
 
     async def result(self, uid: str, index: int, frame: int, http: Request) -> Result:
-        """The file of an image, of a frame of a clip, or of a video, which the caller closes.
+        """Return the file of an image, of a frame of a clip, or of a video, which the caller closes.
 
         Raises:
             UnknownCall, NotDone, PicturesGone: see `content`.
@@ -184,9 +184,11 @@ class RequestService:
         )
 
     def _find(self, uid: str, tenant: str | None) -> _Found:
-        """Raises:
-        UnknownCall: the tenant, or any (None), has no such call.
-        NotReady: the same, while calls of an earlier start are not taken over yet.
+        """Find what a uid names.
+
+        Raises:
+            UnknownCall: the tenant, or any (None), has no such call.
+            NotReady: the same, while calls of an earlier start are not taken over yet.
         """
         match = _UID.fullmatch(uid)
         entry = match and self.call_registry.find(match[1], tenant, self.engine.now_ns())
@@ -199,7 +201,7 @@ class RequestService:
         return _Found(entry, index)
 
     def _unknown(self, uid: str) -> CallError:
-        """What the client is told: until the server has started, that it may be known then."""
+        """Return the error for an unknown call. Until the server has started, the call may become known."""
         if not self.submitter.readiness.has_started:
             return self.submitter.readiness.error(Unready.STARTING)
         most_s = s_from_ns(self.call_registry.record_ttl_ns)
@@ -211,7 +213,7 @@ class RequestService:
 
 
 def _only(status: RequestStatus, index: int | None) -> RequestStatus:
-    """The status of one image in the form of a call's."""
+    """Return the status of one image in the form of a call's."""
     if index is None:
         return status
     image = status.images[index]
@@ -229,7 +231,7 @@ def _only(status: RequestStatus, index: int | None) -> RequestStatus:
 
 
 def _image(uid: str, index: int | None) -> tuple[str, int]:
-    """A call and the index of its image, however they were given; the first one if no index was."""
+    """Split a uid into a call and the index of an image: that of the uid, else `index`, else 0."""
     match = _UID.fullmatch(uid)
     if match is None:
         return uid, index or 0

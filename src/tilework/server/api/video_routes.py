@@ -45,7 +45,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )
     async def create_video(http: Request) -> Response:
-        """Begin a video, from a text or a picture. It goes on without you: ask for it by its id. May be a form."""
+        """Begin a video, from a text or a picture; ask for it later by its id. The body may be a form."""
         return await videos.create(http)
 
     @app.post(
@@ -66,7 +66,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         responses={200: good("Videos", "videos"), **errors(400, 401)},
     )
     async def list_videos(http: Request, limit: Limit = 20, after: After = None, order: Sorting = "desc") -> VideoList:
-        """The tenant's own videos, those that are not done and those that ended lately."""
+        """List the tenant's own videos, both those that are not done and those that ended lately."""
         return videos.latest(limit, after, order, http)
 
     _add_routes_of_one(app, videos)
@@ -80,7 +80,7 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         responses={200: good("How it stands", "video"), **errors(401, 404)},
     )
     async def retrieve_video(video_id: VideoId, http: Request) -> VideoJob:
-        """How a video stands: its progress, when it is expected, and why it failed if it did."""
+        """Return the status of a video: its progress, when it is expected, and why it failed if it did."""
         return videos.retrieve(video_id, http)
 
     @app.delete(
@@ -90,7 +90,7 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         responses={200: good("It is gone", "video deleted"), **errors(401, 404)},
     )
     async def delete_video(video_id: VideoId, http: Request) -> VideoDeleted:
-        """Delete a video and its file. One that is not done is cancelled; devices are free at the next step."""
+        """Delete a video and its file. A video that is not done is cancelled; devices are free at the next step."""
         return await videos.delete(video_id, http)
 
     @app.get(
@@ -101,5 +101,5 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         openapi_extra={"parameters": [RANGE]},
     )
     async def video_content(video_id: VideoId, http: Request, variant: Wanted = "video") -> Response:
-        """The file of a video or a part of it, a picture of it, or its latest preview."""
+        """Return the file of a video or a part of it, a picture of it, or its latest preview."""
         return await videos.content(video_id, variant, http)

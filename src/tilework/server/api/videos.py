@@ -1,4 +1,4 @@
-"""Calls for videos: jobs that are asked about, and one form that answers with the file itself."""
+"""Calls for videos: jobs to ask about later, and one form that answers with the file itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tilework.server.text import shown
 
 _ALMOST = 99
 Variant = Literal["video", "thumbnail", "spritesheet", "preview"]
-"""What there is of a video. OpenAI has the first three."""
+"""Files that a client may ask for about a video. OpenAI has the first three."""
 _STILLS = {"thumbnail": thumbnail, "spritesheet": spritesheet}
 Order = Literal["asc", "desc"]
 _STATUSES: dict[str, Literal["queued", "in_progress", "completed", "failed"]] = {
@@ -49,14 +49,14 @@ class VideoService:
     requests: RequestService
 
     async def create(self, http: Request) -> Response:
-        """The job. It goes on without its client, and `Prefer` is ignored: OpenAI's clients take no other answer."""
+        """Begin a video, which goes on without its client. `Prefer` is ignored: OpenAI's clients take only the job."""
         entry = await self.images.enter(http, VIDEOS, is_later=True)
         self.images.submitter.detach(entry.call)
         job = self._job(self._find(entry.call.uid, http) or entry.call, as_of_now=entry.is_replay)
         return Response(job.model_dump_json(), headers=entry.headers(), media_type="application/json")
 
     async def create_now(self, http: Request) -> Response:
-        """The file, once it is there. A client that disconnects cancels the call."""
+        """Make a video and answer with the file. A client that disconnects cancels the call."""
         entry = await self.images.enter(http, VIDEOS)
         finished = await self.images.result(entry.call, http)
         self.images.submitter.call_registry.mark_all_fetched(finished.uid)
@@ -67,8 +67,10 @@ class VideoService:
         return self._job(self._found(video_id, http), as_of_now=True)
 
     def latest(self, limit: int, after: str | None, order: Order, http: Request) -> VideoList:
-        """Raises:
-        InvalidValue: there is no video `after`.
+        """Return a page of the tenant's videos.
+
+        Raises:
+            InvalidValue: there is no video `after`.
         """
         if after is not None and self._find(after, http) is None:
             raise invalid("after", after, "Give the id of a video that is still known, or leave it out to begin anew.")
@@ -93,7 +95,7 @@ class VideoService:
         return VideoDeleted(id=video_id)
 
     async def content(self, video_id: str, variant: Variant, http: Request) -> Response:
-        """The file of a video, a picture of it, or the latest preview of one that is not done."""
+        """Answer with the file of a video, a picture of it, or the latest preview of a video that is not done."""
         entry = self._found(video_id, http)
         if variant == "video":
             return await self.requests.content(video_id, 0, 0, http)
@@ -105,10 +107,12 @@ class VideoService:
         return Response(still.content, media_type=still.media_type)
 
     async def _preview(self, entry: Call | Record) -> Response:
-        """Raises:
-        InvalidValue: the video was asked for without previews.
-        NotDone: there is none yet.
-        PicturesGone: the video has ended.
+        """Answer with the latest preview.
+
+        Raises:
+            InvalidValue: the video was asked for without previews.
+            NotDone: there is none yet.
+            PicturesGone: the video has ended.
         """
         if not entry.ask.specs[0].preview_every:
             remedy = "The video was asked for without previews: give preview_every or preview_every_s with the next."
@@ -124,14 +128,16 @@ class VideoService:
         return Response(content, headers={"Cache-Control": "no-store"}, media_type=f"image/{form}")
 
     def _find(self, video_id: str, http: Request) -> Call | Record | None:
-        """The tenant's video of this id."""
+        """Return the tenant's video of this id, if there is one."""
         found = self.requests.call_registry.find(video_id, tenant_of(http.scope).name, self.images.engine.now_ns())
         return found if found is not None and found.ask.is_video else None
 
     def _found(self, video_id: str, http: Request) -> Call | Record:
-        """Raises:
-        UnknownCall: there is none.
-        NotReady: the same, while those of an earlier start are not taken over yet.
+        """Return the tenant's video of this id.
+
+        Raises:
+            UnknownCall: there is none.
+            NotReady: the same, while calls of an earlier start are not taken over yet.
         """
         found = self._find(video_id, http)
         if found is None:
@@ -141,7 +147,7 @@ class VideoService:
         return found
 
     def _job(self, entry: Call | Record, *, as_of_now: bool) -> VideoJob:
-        """With `as_of_now` the ETA is predicted again, which takes time in proportion to what is queued."""
+        """Describe a video. `as_of_now` predicts its ETA again, which takes longer the more is queued."""
         model = self.images.models.called(entry.ask.model)
         if isinstance(entry, Record):
             return _job(entry, entry.status(), model)

@@ -1,4 +1,4 @@
-"""A file of answers, one a line, and beside it an index: which calls have an answer, and where each one ends."""
+"""A file of answers, one a line, and beside it an index: which calls have an answer, and where each answer ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from io import RawIOBase
 from pathlib import Path
 
 INDEX = ".index"
-"""How the name of an index ends, behind that of its file of answers."""
-_RECORD = struct.Struct("<IQ")  # The number of a call's line, and the offset behind its answer.
+"""Suffix of an index, after the name of its file of answers."""
+_RECORD = struct.Struct("<IQ")  # The number of a call's line, and the offset after its answer.
 _NUMBER = re.compile(rb'\{"id": "batch-[0-9a-f]{32}-(\d{1,9})"')
 _HEAD_BYTES = 64
 _PIECE_BYTES = 1 << 23
@@ -22,11 +22,11 @@ _NO_CALL = 0
 class AnswerFile:
     """The answers of a batch. Methods block; one thread at a time calls them, `begin` and then `read_on` first.
 
-    `numbers` are the lines of calls that have an answer, and `end` is the offset behind the last one.
+    `numbers` are the lines of calls that have an answer, and `end` is the offset after the last answer.
 
-    An answer is written before its record. So whenever the process is killed, what the index says is there, and answers
-    that it does not name follow the last that it does: no start reads more than these. What follows the last newline
-    was cut off, and goes.
+    An answer is written before its record in the index. So whenever the process is killed, every answer that the index
+    names is there, and answers that it does not name follow the last one that it does: a start reads only these. What
+    follows the last newline was cut off, and is removed.
     """
 
     def __init__(self, place: Path) -> None:
@@ -40,22 +40,22 @@ class AnswerFile:
         self._unwritten: list[bytes] = []
 
     def begin(self) -> None:
-        """Take over what the index names. Raises OSError."""
+        """Take over the answers that the index names. Raises OSError."""
         size, self.numbers, self.end = self.place.stat().st_size, set(), 0
         self._num_records, self._unwritten, self._head = 0, [], b""
         for number, end in self._records():
-            if not self.end < end <= size:  # The answers were cut off later than the index.
+            if not self.end < end <= size:  # More of the answers was cut off than of the index.
                 break
             self.numbers.add(number)
             self.end, self._num_records = end, self._num_records + 1
         if self.end and not self._is_behind_newline():
             self.numbers, self.end, self._num_records = set(), 0, 0
         with suppress(FileNotFoundError):
-            os.truncate(self.index, self._num_records * _RECORD.size)  # No later answer may fit to what is dropped.
+            os.truncate(self.index, self._num_records * _RECORD.size)  # A later answer must not match a dropped record.
         self._at = self.end
 
     def read_on(self) -> bool:
-        """Find more answers behind those; returns whether there may be still more. Raises OSError."""
+        """Find more answers after those known; return whether there may be still more. Raises OSError."""
         with self.place.open("rb") as file:
             file.seek(self._at)
             piece = file.read(_PIECE_BYTES)
@@ -71,9 +71,9 @@ class AnswerFile:
         return False
 
     def append(self, number: int, line: bytes) -> None:
-        """Write the answer of the call in line `number`. Raises OSError: then begin anew, for some may be there."""
+        """Write the answer of the call in line `number`. Raises OSError: then `begin` anew, for some may be there."""
         with self.place.open("r+b", buffering=0) as file:
-            file.truncate(self.end)  # What a write that failed may have left.
+            file.truncate(self.end)  # A write that failed may have left something there.
             file.seek(self.end)
             _write_all(file, line)
         self._note(number, self.end + len(line))
@@ -95,7 +95,7 @@ class AnswerFile:
             return file.read(1) == b"\n"
 
     def _lines(self, piece: bytes) -> Iterator[tuple[bytes, int]]:
-        """The head of each line that ends in a piece, which begins at `_at`, and the offset behind it."""
+        """Yield the head of each line that ends in a piece, which begins at `_at`, and the offset after the line."""
         begin = 0
         while (cut := piece.find(b"\n", begin)) >= 0:
             yield self._head + piece[begin : min(cut, begin + _HEAD_BYTES - len(self._head))], self._at + cut + 1
@@ -108,7 +108,7 @@ class AnswerFile:
         self._unwritten.append(_RECORD.pack(number, end))
 
     def _write_records(self) -> None:
-        """Those that could not be written earlier, too: the index has no gaps."""
+        """Write the records, also those that could not be written earlier: the index has no gaps."""
         if not self._unwritten:
             return
         with os.fdopen(os.open(self.index, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:

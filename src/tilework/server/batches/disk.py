@@ -1,4 +1,4 @@
-"""How files and batches of a tenant lie on the disk, and what a start finds there. Everything here blocks."""
+"""The files and batches of a tenant on the disk, and the scan of them at a start. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ logger = logging.getLogger("tilework.server")
 
 Purpose = Literal["batch", "batch_output"]
 TENANT = "tenant-"
-"""How the name of a tenant's folder begins."""
+"""Prefix of the name of a tenant's folder."""
 OUTPUT, ERRORS = "output", "error"
-"""How the ids of files of answers begin: of those with status 200, and of others."""
+"""Prefixes of the ids of files of answers: of those with status 200, and of others."""
 _CALLS, _NEW = "file", ".new"
 _FILE = re.compile(r"((?:file|output|error)-[0-9a-f]{32})(?:\.([0-9]{1,11}))?", re.ASCII)
-"""The name of a file: its id, and when it expires if its client has said that, in seconds since 1970."""
+"""Name of a file: its id, and its expiry in seconds since 1970 if its client has set one."""
 _BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
 
 
 def new_number() -> str:
-    """The end of an id, 32 hexadecimal digits: half of them say when it was made, and half cannot be guessed."""
+    """Make the end of an id, 32 hexadecimal digits: half of them are the time, and half cannot be guessed."""
     return f"{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 def age_of(made_s: int, one_id: str) -> tuple[int, str]:
-    """What grows from one file, or batch, of this id to the next that is made."""
+    """Return a key by which files, or batches, sort in the order in which they were made."""
     return made_s, one_id.partition("-")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch of a tenant. `base_url` is that of its client, for URLs in answers."""
+    """A batch of a tenant. `base_url` is the one that its client uses, for URLs in answers."""
 
     tenant: str
     base_url: str
@@ -52,9 +52,9 @@ class StoredBatch:
 
 @dataclass(slots=True)
 class KeptFile:
-    """A file: where it is, when it expires if its client has said that, and of which batch it has the answers.
+    """A file: its place, its expiry if its client has set one, and the batch whose answers it has, if any.
 
-    `num_calls` are the calls in a file of calls without a mistake, by endpoint, once it was checked.
+    `num_calls` counts the calls of a file of calls that was checked and has no mistake, by endpoint.
     """
 
     place: Path
@@ -85,7 +85,7 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class KeptBatch:
-    """What is known of a batch without reading it. `output_ttl_s` is of its files of answers, from its end on."""
+    """The part of a batch that is known without reading it. `output_ttl_s` is for its answers, from its end on."""
 
     id: str
     created_s: int
@@ -116,9 +116,9 @@ class KeptBatch:
 
 @dataclass(slots=True)
 class Found:
-    """What is on the disk of a tenant.
+    """Files and batches of a tenant that are on the disk.
 
-    `held` are the ids of files that batches of another version name, which cannot be read and are left as they are.
+    `held` are the ids of files of batches of another version, which cannot be read and are left as they are.
     """
 
     files: dict[str, KeptFile] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Found:
 
 
 def scan(path: Path) -> tuple[dict[str, Found], list[StoredBatch]]:
-    """What each tenant has, and the batches that have not ended, the oldest first. What a kill has left is removed.
+    """Return what each tenant has, and the batches that have not ended, the oldest first. Remove what a kill has left.
 
     Raises OSError.
     """
@@ -141,7 +141,7 @@ def scan(path: Path) -> tuple[dict[str, Found], list[StoredBatch]]:
 
 
 def read_batch(tenant: str, place: Path) -> StoredBatch | None:
-    """None if another version has written it. Raises OSError."""
+    """Read a batch; None if another version has written it. Raises OSError."""
     base_url, _, document = place.read_text("utf-8", errors="replace").partition("\n")
     try:
         return StoredBatch(tenant, base_url, BatchAnswer.model_validate_json(document))
@@ -150,26 +150,26 @@ def read_batch(tenant: str, place: Path) -> StoredBatch | None:
 
 
 def write_batch(folder: Path, batch: StoredBatch) -> None:
-    """Raises OSError."""
+    """Write a batch. Raises OSError."""
     _write(folder / batch.answer.id, f"{batch.base_url}\n{batch.answer.model_dump_json()}".encode())
 
 
 def write_calls(folder: Path, content: bytes, expires_s: int | None) -> KeptFile:
-    """Raises OSError."""
+    """Write a file of calls. Raises OSError."""
     place = folder / f"{_CALLS}-{new_number()}{'' if expires_s is None else f'.{expires_s}'}"
     _write(place, content)
     return KeptFile(place, len(content), int(place.stat().st_mtime), expires_s)
 
 
 def new_answers(folder: Path, begin: str, created_s: int) -> KeptFile:
-    """An empty file for answers, whose id begins so (`OUTPUT`, `ERRORS`). Raises OSError."""
+    """Make an empty file for answers, whose id begins with `begin` (`OUTPUT` or `ERRORS`). Raises OSError."""
     place = folder / f"{begin}-{new_number()}"
     _write(place, b"")
     return KeptFile(place, 0, created_s)
 
 
 def remove(places: Iterable[Path]) -> None:
-    """In their order. Raises OSError."""
+    """Remove these files with their indexes, in order. Raises OSError."""
     for place in places:
         for one in (place, place.with_name(place.name + INDEX)):
             with suppress(FileNotFoundError):
@@ -205,7 +205,7 @@ def _scan_tenant(tenant: str, folder: Path) -> tuple[Found, list[StoredBatch]]:
 
 
 def _assign_answers(found: Found) -> None:
-    """To their batches, with which their files were created; they have changed since."""
+    """Assign answers to their batches. A file is as old as its batch: its own time has changed since."""
     for batch in found.batches.values():
         for file_id in batch.answers_ids:
             if (file := found.files.get(file_id)) is not None:
@@ -213,7 +213,7 @@ def _assign_answers(found: Found) -> None:
 
 
 def _remove_unowned(found: Found) -> None:
-    """Empty files for answers that no batch names: a kill came before the batch was written, or after it had ended."""
+    """Remove empty files of answers that no batch names: a kill came before its batch was written, or after its end."""
     for file in list(found.files.values()):
         is_unowned = file.batch_id is None and file.id not in found.held
         if file.purpose == "batch_output" and is_unowned and not file.num_bytes:
@@ -222,7 +222,7 @@ def _remove_unowned(found: Found) -> None:
 
 
 def _write(place: Path, content: bytes) -> None:
-    """All of it or nothing, whenever the process is killed."""
+    """Write all of a file or nothing, whenever the process is killed."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = place.with_name(place.name + _NEW)
     try:

@@ -20,37 +20,37 @@ _MOST_WITH_EMPTY = 2 * MAX_LINES
 _MOST_ERRORS = 20
 _AT_ONCE_BYTES = 1 << 20
 _MOST_REST_BYTES = 4 << 20
-"""Of a line without its long texts. It is parsed at once: no thread but that one runs for 2 ms per MiB."""
+"""Most bytes of a line without its long texts. It is parsed at once: for 2 ms per MiB no other thread runs."""
 _EXAMPLE = '{"custom_id": "...", "method": "POST", "url": "...", "body": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A call: the number of its line from 1 on, what its client calls it, and its body, which may have long texts."""
+    """A call: the number of its line from 1 on, its client's `custom_id`, and its body, which may have long texts."""
 
     number: int
     custom_id: str
     body: dict[str, Any]
 
     def given(self) -> Mapping[str, object]:
-        """The fields that it gives, wherever they are; null means absent."""
+        """Return the fields that the call sets, also in `extra_body`; null means absent."""
         try:
             fields = spread(self.body)
-        except InvalidValue:  # Its route will say so.
+        except InvalidValue:  # The call's route will report it.
             fields = self.body
         return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two lines: after `number` of them, `offset` bytes from the begin."""
+    """A place between two lines: after the first `number` lines, `offset` bytes from the beginning."""
 
     number: int = 0
     offset: int = 0
 
 
 def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
-    """How many calls a file has, and what is wrong with some; the first mistakes. Empty lines are none. Blocks."""
+    """Return the number of calls in a file, and its first mistakes. Empty lines do not count. Blocks."""
     seen, num_calls, mistakes = dict[str, int](), 0, list[LineError]()
     for line in _read(place, endpoint):
         num_calls += 1
@@ -74,9 +74,9 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
 def read_calls(
     place: Path, endpoint: str, begin: Position, *answered: Collection[int]
 ) -> tuple[list[Line], Position | None]:
-    """Some calls of a file that `check` found right, from `begin` on, and where the next ones are; None: at its end.
+    """Return some calls of a file that `check` found right, from `begin` on, and where to go on; None at the end.
 
-    Those whose numbers are among `answered` are passed over, and not parsed. Blocks, for a piece of the file.
+    Calls whose numbers are among `answered` are skipped without parsing. Blocks, for a piece of the file.
     """
     number, num_bytes, calls = begin.number, 0, list[Line]()
     with place.open("rb") as file:
@@ -93,15 +93,15 @@ def read_calls(
 
 
 def answer_line(batch_id: str, line: Line, status: int, uid: str, body: bytes) -> bytes:
-    """The line of an answer. `body` is what the route answered: JSON, which is not parsed."""
+    """Return the line of an answer. `body` is the route's answer: JSON, which is not parsed."""
     about = json.dumps({"id": f"{batch_id}-{line.number}", "custom_id": line.custom_id}).encode("ascii")
     response = json.dumps({"status_code": status, "request_id": uid}).encode("ascii")
-    body = body.strip().replace(b"\n", b" ")  # Between values alone: inside of texts JSON has none.
+    body = body.strip().replace(b"\n", b" ")  # A newline can only be between values: texts in JSON have none.
     return about[:-1] + b', "response": ' + response[:-1] + b', "body": ' + body + b'}, "error": null}\n'
 
 
 def _read(place: Path, endpoint: str) -> Iterator[Line | LineError]:
-    """The calls of a file, in order, or what is wrong with a line."""
+    """Yield the calls of a file in order, or the mistake in a line."""
     with place.open("rb") as file:
         for number, text in enumerate(_texts(file), 1):
             if number > _MOST_WITH_EMPTY:
@@ -113,7 +113,7 @@ def _read(place: Path, endpoint: str) -> Iterator[Line | LineError]:
 
 
 def _texts(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Each line, in pieces: to copy all of a long one at once would take other threads' time."""
+    """Yield each line in pieces: copying a long line at once would take other threads' time."""
     line = list[bytes]()
     while piece := file.read(PIECE_BYTES):
         begin = 0
@@ -128,7 +128,7 @@ def _texts(file: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _parsed(text: Sequence[bytes]) -> object:
-    """Raises JsonRefused, RestTooLarge."""
+    """Parse a line. Raises JsonRefused, RestTooLarge."""
     reader = JsonReader(_MOST_REST_BYTES, sum(map(len, text)))
     for piece in text:
         reader.feed(piece)

@@ -11,7 +11,7 @@ from tilework.server.batches.disk import Purpose
 from tilework.server.batches.service import BatchService
 from tilework.server.schema.batch_answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
 
-_MOST_FILES = 10_000  # As OpenAI's own route, so that its clients ask for as many.
+_MOST_FILES = 10_000  # The limit of OpenAI's own route, for which its clients may ask.
 _LIMIT = "an integer from 1 to 100, how many at most (default 20)"
 
 
@@ -27,12 +27,12 @@ def add_batch_routes(app: FastAPI, batches: BatchService) -> None:
     async def list_batches(
         http: Request, limit: Annotated[int, Query(ge=1, le=100, description=_LIMIT)] = 20, after: str | None = None
     ) -> BatchList:
-        """The tenant's own batches, newest first."""
+        """List the tenant's own batches, newest first."""
         return await batches.latest(limit, after, http)
 
     @app.get("/v1/batches/{batch_id}", include_in_schema=False)
     async def retrieve_batch(batch_id: str, http: Request) -> BatchAnswer:
-        """How a batch stands."""
+        """Return the state of a batch."""
         return await batches.retrieve(batch_id, http)
 
     @app.post("/v1/batches/{batch_id}/cancel", include_in_schema=False)
@@ -57,17 +57,17 @@ def _add_file_routes(app: FastAPI, batches: BatchService) -> None:
         order: Annotated[Literal["asc", "desc"], Query(description='"asc" or "desc" (default), by time')] = "desc",
         purpose: Annotated[Purpose | None, Query(description='"batch" or "batch_output", or leave it out')] = None,
     ) -> FileList:
-        """The tenant's own files, newest first."""
+        """List the tenant's own files, newest first."""
         return await batches.files(limit, after, purpose, is_oldest_first=order == "asc", http=http)
 
     @app.get("/v1/files/{file_id}", include_in_schema=False)
     async def retrieve_file(file_id: str, http: Request) -> FileAnswer:
-        """About a file."""
+        """Return the properties of a file."""
         return await batches.about(file_id, http)
 
     @app.get("/v1/files/{file_id}/content", include_in_schema=False)
     async def file_content(file_id: str, http: Request) -> Response:
-        """The lines of a file; of one that is being written, those that are there."""
+        """Return the lines of a file; while it is being written, those that are there."""
         return await batches.content(file_id, http)
 
     @app.delete("/v1/files/{file_id}", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""Makes the calls of batches, through the application, and keeps their answers."""
+"""Makes the calls of batches through the application, and keeps their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tilework.server.text import time_text
 logger = logging.getLogger("tilework.server")
 
 AT_ONCE = 16
-"""Calls of a batch that wait or run at a time; more would only fill the queue."""
+"""Number of calls of a batch that wait or run at a time; more would only fill the queue."""
 CLASS = "batch"
 _DEADLINES = ("slo_s", "slo_ms", "deadline")
 _RETRY_S = 5.0
@@ -49,9 +49,9 @@ class _Answers:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Progress:
-    """A batch that waits or runs: how far it is, and whether its client wants no more of it.
+    """A batch that waits or runs: its state, and whether its client has cancelled it.
 
-    `tenants` are the latest of which one was the batch's own.
+    `tenants` are the latest tenants that included the batch's own.
     """
 
     batch: StoredBatch
@@ -66,7 +66,7 @@ class _Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more calls of it are to be made."""
+        """True if no more calls of the batch are to be made."""
         return self.cancelled.is_set() or time.time() >= self.state.expires_at
 
     def update(self, **changes: object) -> None:
@@ -77,11 +77,11 @@ class _Progress:
 class BatchRunner:
     """Runs batches, as calls of `app` by their tenants. Methods run on the event loop.
 
-    `max_running` of a tenant run side by side, and the others wait, the oldest first. Each call has an idempotency key
-    of its own, so that a start of the server joins the calls that it has taken over, and makes none twice. Its class
-    is `batch`, and its deadline the end of the batch's window, unless it says another. While there is no tenant of the
-    batch's name, no call is made. Lines and answers are read and written by one thread, in the order in which that is
-    asked for, also by tasks that have been cancelled since.
+    Up to `max_running` batches of a tenant run side by side; the others wait, the oldest first. Each call has its own
+    idempotency key, so that after a restart the server joins the calls that it has taken over, and makes none twice. A
+    call has class `batch`, and as deadline the end of the batch's window, unless it sets another. While the batch's
+    tenant is gone, no call is made. One thread reads lines and writes answers, in the order in which tasks ask for
+    that, also for tasks that have been cancelled since.
     """
 
     app: ASGIApp
@@ -95,7 +95,7 @@ class BatchRunner:
     )
 
     def resume(self) -> None:
-        """Go on with what the previous start has left; the shelf is open."""
+        """Go on with the batches that the previous start has left; the shelf is open."""
         unfinished, self.shelf.unfinished = self.shelf.unfinished, []
         for batch in unfinished:
             if self.tenants.value.named(batch.tenant) is None:
@@ -104,7 +104,7 @@ class BatchRunner:
             self.start(batch)
 
     def start(self, batch: StoredBatch) -> BatchAnswer:
-        """Begin, or go on with, a batch, or let it wait for others of its tenant; returns how it stands then."""
+        """Begin or go on with a batch, or let it wait for others of its tenant; return its state then."""
         progress = _Progress(batch=batch)
         if batch.answer.status == "cancelling":
             progress.cancelled.set()
@@ -113,7 +113,7 @@ class BatchRunner:
         return progress.state
 
     def current(self, tenant: str, batch_id: str) -> BatchAnswer | None:
-        """How a batch stands now that has not ended."""
+        """Return the present state of a batch that has not ended; None if there is none of this id."""
         progress = self._open.get(tenant, {}).get(batch_id)
         return None if progress is None else progress.state
 
@@ -142,7 +142,7 @@ class BatchRunner:
         await asyncio.to_thread(self._thread.shutdown)
 
     def _begin(self, tenant: str) -> None:
-        """Begin what may begin. Batches that make no more calls only have to end, and need no place."""
+        """Begin the batches that may begin. Batches that make no more calls only have to end, and need no place."""
         of_tenant = self._open.get(tenant, {}).values()
         num_free = self.max_running - sum(one.is_running and not one.is_over for one in of_tenant)
         for progress in [one for one in of_tenant if not one.is_running]:
@@ -161,7 +161,7 @@ class BatchRunner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
     async def _watched(self, progress: _Progress) -> None:
-        """Run a batch to its end, again if something is in the way, as a full disk: what is answered stays answered."""
+        """Run a batch to its end, again after a failure such as a full disk: answers that were kept stay."""
         while True:
             try:
                 return await self._run(progress)
@@ -189,7 +189,7 @@ class BatchRunner:
         if (counted := progress.state.request_counts).completed + counted.failed < counted.total:
             status = "cancelled" if progress.cancelled.is_set() else "expired"
         await self._end(progress, status)
-        with suppress(OSError):  # The next start removes what is left.
+        with suppress(OSError):  # The next start removes the files that are left.
             for one in answers:
                 await self._on_thread(one.file.forget)
 
@@ -208,13 +208,14 @@ class BatchRunner:
                     task.add_done_callback(lambda _task: places.release())
 
     async def _call(self, client: httpx.AsyncClient, progress: _Progress, line: Line, answers: list[_Answers]) -> None:
-        """Make one call, again while there is no room, and keep its answer. Once the batch is over, it is not begun.
+        """Make one call and keep its answer; while there is no room, try again. Once the batch is over, no try is made.
 
-        It is not made while its tenant is gone.
+        No call is made while its tenant is gone.
         """
         state = progress.state
         headers = {"Idempotency-Key": f"{state.id}-{line.number}", "Content-Type": JSON}
-        # As it was read: httpx's own JSON refuses what a route answers with 400, as half of a surrogate pair.
+        # The body is sent as it was read: httpx's own JSON refuses what a route answers with 400, as half of a
+        # surrogate pair.
         while True:
             wait_s: float = _STOPPED_S
             if (tenant := self._tenant(progress)) is not None:
@@ -241,13 +242,13 @@ class BatchRunner:
         return httpx.AsyncClient(transport=transport, base_url=progress.batch.base_url, timeout=None)
 
     def _tenant(self, progress: _Progress) -> Tenant | None:
-        """Whose batch it is; None while there is no such tenant."""
+        """Return the batch's tenant; None while there is none of this name."""
         if (tenant := self.tenants.value.named(progress.batch.tenant)) is not None:
             progress.tenants = self.tenants.value
         return tenant
 
     def _defaults(self, progress: _Progress, tenant: Tenant, line: Line) -> dict[str, Any]:
-        """What a call says that does not say it itself, be it in `extra_body`; null says nothing."""
+        """Return defaults for fields that a call does not set, nor its `extra_body`; null does not set a field."""
         given, found = line.given(), dict[str, Any]()
         if "priority" not in given and CLASS in self.tenants.value.allowed(tenant):
             found["priority"] = CLASS
@@ -265,7 +266,7 @@ class BatchRunner:
         return app
 
     async def _end(self, progress: _Progress, status: BatchState, **changes: object) -> None:
-        """Raises OSError: it has not ended then."""
+        """End a batch. Raises OSError: it has not ended then."""
         async with progress.writing:
             ended = {"status": status, f"{status}_at": int(time.time()), **changes}
             batch = replace(progress.batch, answer=progress.state.model_copy(update=ended))
@@ -286,15 +287,17 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def _is_to_be_repeated(answer: httpx.Response) -> bool:
-    """Whether there was no room for a call. One that is refused since its own deadline cannot be met is answered: who
-    sends it asked for that, and to wait for a deadline that is never met would hold up the others. So is one for a
-    model that cannot run here."""
+    """Return whether a call has to be made again, since there was no room.
+
+    A call whose own deadline cannot be met is answered: its client asked for that, and to wait for a deadline that is
+    never met would hold up the others. So is a call for a model that cannot run here.
+    """
     if answer.status_code == _NO_ROOM:
         return bool(answer.headers.get("x-should-retry") != "false")
     return answer.status_code == _NOT_READY and bool(answer.json()["error"]["code"] != ModelNotServed.code)
 
 
 def _append(file: AnswerFile, batch_id: str, line: Line, answer: httpx.Response) -> None:
-    """Raises OSError."""
+    """Write the answer of a call. Raises OSError."""
     uid = answer.headers.get("x-request-id", "")
     file.append(line.number, answer_line(batch_id, line, answer.status_code, uid, answer.content))

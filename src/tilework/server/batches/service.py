@@ -1,4 +1,4 @@
-"""What the routes of OpenAI's files and batches do (docs/serving.md)."""
+"""Serves the routes of OpenAI's files and batches (docs/serving.md)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tilework.server.text import shown
 logger = logging.getLogger("tilework.server")
 
 MAX_PAGE = 1000
-"""Files of a page at most, also if its client asks for more."""
+"""Most files on a page, even if a client asks for more."""
 _SWEEP_S = 60
 _RETRY_S = 15
 _UNITS_S = {"m": 60, "h": 3600, "d": 86400}
@@ -64,7 +64,7 @@ class BatchService:
         assert (shelf is None) == (runner is None)
         self._config, self._shelf, self._runner, self._room = config, shelf, runner, room
         self._require_ready, self._check_rate = require_ready, check_rate
-        self._checking = asyncio.Lock()  # Files are checked one at a time, for that takes processor time.
+        self._checking = asyncio.Lock()  # Files are checked one at a time, since that takes processor time.
         self._resumed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -97,7 +97,7 @@ class BatchService:
         async with self._opened() as (shelf, _):
             tenant = tenant_of(http.scope).name
             found = [one for one in shelf.files(tenant) if purpose in (None, one.purpose)]
-            with_gone = shelf.with_deleted(tenant, found)  # A client may delete while it goes from page to page.
+            with_gone = shelf.with_deleted(tenant, found)  # A client may delete files while it goes from page to page.
             ids = with_gone[::-1] if is_oldest_first else with_gone
             there = {one.id for one in found}
             page, has_more = _page(ids, min(limit, MAX_PAGE), after, "file", there)
@@ -112,7 +112,7 @@ class BatchService:
         return await file_answer(content, f"{file_id}-{content.num_bytes}", http)
 
     async def delete(self, file_id: str, http: Request) -> FileDeleted:
-        """Raises ApiError: a batch that is not done has it."""
+        """Delete a file. Raises ApiError if a batch that is not done has it."""
         async with self._opened() as (shelf, _), shelf.lock(tenant := tenant_of(http.scope).name):
             file, user = _file(shelf, tenant, file_id), shelf.user_of(tenant, file_id)
             if user is not None:
@@ -170,12 +170,12 @@ class BatchService:
     # From the start to the end.
 
     def resume(self) -> None:
-        """Go on with what the previous start has left, and remove what expires from now on."""
+        """Go on with the batches that the previous start has left, and remove what expires from now on."""
         if self._shelf is not None and self._runner is not None:
             self._task = asyncio.create_task(self._keep_tidy(self._shelf, self._runner))
 
     async def close(self) -> None:
-        """Leave what runs to the next start."""
+        """Leave running batches to the next start."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -198,7 +198,7 @@ class BatchService:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[BatchShelf, BatchRunner]]:
-        """What keeps and runs batches. Raises ApiError if files cannot be kept here, or none more, or not now."""
+        """Yield shelf and runner. Raises ApiError if files cannot be kept here, or no more of them, or not now."""
         if self._shelf is None or self._runner is None:
             message = "This server keeps no files: batches need one that was started with --durable DIR."
             raise ApiError(400, message, code="unsupported_value")
@@ -215,7 +215,7 @@ class BatchService:
             ) from None
 
     async def _current(self, tenant: str, batch_ids: Sequence[str]) -> list[BatchAnswer]:
-        """How batches stand: from memory those that have not ended, and from the disk the others."""
+        """Return the states of batches: of those that have not ended from memory, of the others from the disk."""
         assert self._shelf is not None
         assert self._runner is not None
         states = [(one, self._runner.current(tenant, one)) for one in batch_ids if self._shelf.has(tenant, one)]
@@ -232,7 +232,7 @@ class BatchService:
         return window_s
 
     async def _checked(self, file: KeptFile, endpoint: str) -> tuple[int, list[LineError]]:
-        """The calls of a file, which never changes, and mistakes in it. Raises OSError."""
+        """Return the number of calls in a file, which never changes, and mistakes in it. Raises OSError."""
         async with self._checking:
             if (known := file.num_calls.get(endpoint)) is not None:
                 return known, []
@@ -255,7 +255,7 @@ def _no_batch(batch_id: str) -> BatchAnswer:
 def _page(
     ids: Sequence[str], limit: int, after: str | None, noun: str, there: Container[str] | None = None
 ) -> tuple[list[str], bool]:
-    """At most `limit` ids behind `after`, and whether there are more. One that is not `there` may only be `after`."""
+    """Return up to `limit` ids after `after`, and if there are more. Ids not in `there` only serve as `after`."""
     if after is not None:
         if after not in ids:
             remedy = f"Give the id of a {noun} that is still known, or leave it out to begin anew."

@@ -1,4 +1,4 @@
-"""The files of batches, and batches themselves, of each tenant: an index in memory of what lies in a directory."""
+"""The files of batches, and batches themselves, of each tenant: an index in memory of a directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tilework.store.files import OpenFile
 from tilework.store.results import Result
 
 KEPT_S = 3600
-"""The answers of a batch do not make room for another batch before this long after its end."""
+"""Seconds after the end of a batch in which its answers do not make room for another batch."""
 _RETRY_S = 60
 _MOST_DELETED = 1000  # As many as a page has.
 
 
 class ShelfFull(Exception):
-    """There is no room for another file."""
+    """The files of batches take all the room that there is."""
 
 
 class TooMany(Exception):
@@ -39,11 +39,11 @@ class TooMany(Exception):
 
 @dataclass(slots=True)
 class _Owned:
-    """What a tenant has, with `num_files` of calls. Who adds or removes holds the lock, so that numbers are those that
-    were checked.
+    """The files and batches of a tenant, with `num_files` files of calls.
 
-    `deleted` are the ids of the files that were removed last, with their ages. `first_to_go` is the batch that may make
-    room before all others, and when, as far as that is known.
+    Adding and removing happens under the lock, so that the numbers are those that were checked. `deleted` are the ids
+    of the files that were removed last, with their ages. `first_to_go` is the batch that may make room before all
+    others, and when, as far as that is known.
     """
 
     found: Found = field(default_factory=Found)
@@ -57,9 +57,9 @@ class _Owned:
 
 
 class BatchShelf:
-    """Files and batches of tenants below `path`, within the limits of the settings. The event loop's alone.
+    """Files and batches of tenants below `path`, within the limits of the settings. Only the event loop uses it.
 
-    Only `open` looks into the directory. All other methods go by the index; those that read or write a file do so on a
+    Only `open` looks into the directory. All other methods use the index; those that read or write a file do so on a
     thread. A file that is in use by a batch that has not ended neither expires nor is removed.
     """
 
@@ -67,7 +67,7 @@ class BatchShelf:
         self.path = path
         self.num_bytes = 0
         self.unfinished: list[StoredBatch] = []
-        """The batches that the previous start has left, the oldest first: for who goes on with them."""
+        """Batches that the previous start has left, the oldest first, to be resumed."""
         self._config = config
         self._tenants: dict[str, _Owned] = {}
         self._opening: asyncio.Task[None] | None = None
@@ -84,13 +84,13 @@ class BatchShelf:
         self.num_bytes = sum(file.num_bytes for one in found.values() for file in one.files.values())
 
     def lock(self, tenant: str) -> asyncio.Lock:
-        """Held by who looks at what a tenant has and then adds or removes some."""
+        """Return the lock to hold while looking at what a tenant has and then adding or removing some."""
         return self._owned(tenant).lock
 
     # Files.
 
     def check_room(self, tenant: str, num_bytes: int, num_tenants: int) -> None:
-        """Whether a tenant may add a file of calls. Raises ShelfFull, TooMany."""
+        """Check that a tenant may add a file of calls. Raises ShelfFull, TooMany."""
         most, owned = self._config.max_batch_files, self._owned(tenant)
         if owned.num_files >= most:
             raise TooMany(
@@ -116,19 +116,19 @@ class BatchShelf:
         return self.about(tenant, file)
 
     def file(self, tenant: str, file_id: str) -> KeptFile | None:
-        """The file of a tenant, if there is one of this id that has not expired."""
+        """Return the file of a tenant, if there is one of this id that has not expired."""
         file = self._owned(tenant).found.files.get(file_id)
         return None if file is None or self._is_gone(tenant, file, time.time()) else file
 
     def files(self, tenant: str) -> list[KeptFile]:
-        """Newest first; in an order that no other start changes."""
+        """Return the files of a tenant, newest first; the order is the same after every start."""
         now_s, found = time.time(), self._owned(tenant).found
         in_use = _in_use(found)
         kept = [one for one in found.files.values() if one.id in in_use or not self._is_expired(found, one, now_s)]
         return sorted(kept, key=lambda one: disk.age_of(one.created_s, one.id), reverse=True)
 
     def with_deleted(self, tenant: str, files: list[KeptFile]) -> list[str]:
-        """The ids of these files, in their order, and between them of those that were deleted lately."""
+        """Return the ids of these files, in their order, and between them those of files that were deleted lately."""
         ages = self._owned(tenant).deleted | {one.id: disk.age_of(one.created_s, one.id) for one in files}
         return sorted(ages, key=ages.__getitem__, reverse=True)
 
@@ -136,20 +136,20 @@ class BatchShelf:
         return file.answer(self._expires_s(self._owned(tenant).found, file))
 
     def content(self, file: KeptFile) -> Result:
-        """What it holds now; more may be written to it meanwhile. The caller closes it. Blocks. Raises OSError."""
+        """Open the present content of a file, which may grow. The caller closes it. Blocks. Raises OSError."""
         opened = file.place.open("rb")
         return OpenFile(opened, 0, os.fstat(opened.fileno()).st_size, "application/jsonl")
 
     def user_of(self, tenant: str, file_id: str) -> str | None:
-        """The id of a batch that has not ended and has this file, if there is one."""
+        """Return the id of a batch that has not ended and has this file, if there is one."""
         return _in_use(self._owned(tenant).found).get(file_id)
 
     async def delete(self, tenant: str, file: KeptFile) -> None:
-        """Raises OSError."""
+        """Delete a file. Raises OSError."""
         await self._remove(tenant, [file])
 
     async def new_outputs(self, tenant: str, created_s: int) -> tuple[str, str]:
-        """The ids of two empty files, for good answers and for others. Raises OSError."""
+        """Make two empty files, for good answers and for others, and return their ids. Raises OSError."""
         folder, begins = self._folder(tenant), (disk.OUTPUT, disk.ERRORS)
         made = [await asyncio.to_thread(disk.new_answers, folder, one, created_s) for one in begins]
         for file in made:
@@ -157,7 +157,7 @@ class BatchShelf:
         return made[0].id, made[1].id
 
     def has_grown(self, file: KeptFile, num_bytes: int) -> None:
-        """Answers were written to it: so long is it now."""
+        """Note that answers were written to a file, and its size."""
         self.num_bytes += num_bytes - file.num_bytes
         file.num_bytes = num_bytes
 
@@ -174,7 +174,7 @@ class BatchShelf:
                 found.files[file_id].batch_id = kept.id
 
     async def keep_ended(self, batch: StoredBatch) -> None:
-        """Write a batch that has ended. It names the files that have answers; others go. Raises OSError.
+        """Write a batch that has ended. It names its files with answers; empty ones are removed. Raises OSError.
 
         The batch is written first, so that it names no file that is not there.
         """
@@ -183,30 +183,30 @@ class BatchShelf:
         empty = {name: one for name, one in names.items() if one not in found or not found[one].num_bytes}
         await self.keep(replace(batch, answer=answer.model_copy(update=dict.fromkeys(empty))))
         async with self.lock(batch.tenant):
-            with suppress(OSError):  # The next start removes what is left.
+            with suppress(OSError):  # The next start removes the files that are left.
                 await self._remove(batch.tenant, [found[one] for one in empty.values() if one in found])
 
     def has(self, tenant: str, batch_id: str) -> bool:
         return batch_id in self._owned(tenant).found.batches
 
     async def read(self, tenant: str, batch_ids: list[str]) -> list[StoredBatch]:
-        """Those batches, but for such as have gone meanwhile. Raises OSError."""
+        """Read these batches, without those that have gone meanwhile. Raises OSError."""
         return await asyncio.to_thread(_read, tenant, self._folder(tenant), batch_ids)
 
     def batches(self, tenant: str) -> list[str]:
-        """The ids of its batches, newest first."""
+        """Return the ids of a tenant's batches, newest first."""
         found = self._owned(tenant).found.batches.values()
         return [one.id for one in sorted(found, key=lambda one: disk.age_of(one.created_s, one.id), reverse=True)]
 
     async def make_room(self, tenant: str) -> None:
-        """For one batch more: the batch that ended first goes, if there are as many as may be. Raises TooMany, OSError.
+        """Make room for another batch: at the limit, remove the batch that ended first. Raises TooMany, OSError.
 
-        It goes with its answers, which are there for `KEPT_S` at least.
+        Its answers, which are kept for at least `KEPT_S`, are removed with it.
         """
         owned, most, now_s = self._owned(tenant), self._config.max_batches, time.time()
         found = owned.found
         while len(found.batches) >= most:
-            if owned.first_to_go is None:  # It is kept for those who ask again and again.
+            if owned.first_to_go is None:  # Cached for clients that ask again and again.
                 ended = [(_goes_s(one), one.id) for one in found.batches.values() if one.ended_s is not None]
                 owned.first_to_go = min(ended, default=(math.inf, ""))
             goes_s, batch_id = owned.first_to_go
@@ -244,7 +244,7 @@ class BatchShelf:
 
     @contextmanager
     def _reserved(self, num_bytes: int) -> Iterator[None]:
-        """Room that no other upload takes while this one is written."""
+        """Reserve room that no other upload takes while this one is written."""
         self.num_bytes += num_bytes
         try:
             yield
@@ -252,7 +252,7 @@ class BatchShelf:
             self.num_bytes -= num_bytes
 
     async def _remove(self, tenant: str, files: list[KeptFile]) -> None:
-        """Their index entries first: what is being removed is not found any more."""
+        """Remove files, their index entries first: a file that is being removed is not found any more."""
         for file in files:
             owned = self._owned(tenant)
             del owned.found.files[file.id]
@@ -265,7 +265,7 @@ class BatchShelf:
             await asyncio.to_thread(disk.remove, [one.place for one in files])
 
     async def _remove_batch(self, tenant: str, batch: KeptBatch) -> None:
-        """Answers first, so that a kill leaves none without a batch."""
+        """Remove a batch, its answers first, so that a kill leaves no answers without a batch."""
         owned = self._owned(tenant)
         found, owned.first_to_go = owned.found, None
         del found.batches[batch.id]
@@ -281,7 +281,7 @@ class BatchShelf:
         return expires_s is not None and expires_s <= now_s
 
     def _expires_s(self, found: Found, file: KeptFile) -> int | None:
-        """When a file expires, as far as that is known: answers live from the end of their batch on."""
+        """Return when a file expires, as far as that is known: answers live from the end of their batch on."""
         ttl_s = int(self._config.batch_ttl_s)
         if file.expires_s is not None:
             return file.expires_s
@@ -309,11 +309,11 @@ def _read(tenant: str, folder: Path, batch_ids: list[str]) -> list[StoredBatch]:
 
 
 def _in_use(found: Found) -> dict[str, str]:
-    """The files of batches that have not ended, and of which one."""
+    """Return the files of batches that have not ended, each with the id of such a batch."""
     return {file_id: one.id for one in found.batches.values() if one.ended_s is None for file_id in one.file_ids}
 
 
 def _goes_s(batch: KeptBatch) -> int:
-    """When a batch that has ended may make room for another one."""
+    """Return when a batch that has ended may make room for another one."""
     assert batch.ended_s is not None
     return batch.ended_s + (KEPT_S if batch.has_answers else 0)

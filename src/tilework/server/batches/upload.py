@@ -1,4 +1,4 @@
-"""The fields of a form with which a file comes."""
+"""The fields of a form that uploads a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
 def taken_file(purpose: object, content: object) -> bytes:
-    """The content of a file of calls. Raises ApiError if the form has none."""
+    """Return the content of a file of calls. Raises ApiError if the form has none."""
     if purpose != "batch":
         raise invalid(PURPOSE, _text(purpose), 'Give "batch".')
     if not isinstance(content, bytes):
@@ -21,7 +21,7 @@ def taken_file(purpose: object, content: object) -> bytes:
 
 
 def expires_after(fields: Mapping[str, object]) -> int | None:
-    """After how many seconds the file is to expire, if the form says that. Raises ApiError."""
+    """Return the seconds after which the file expires; None if the form does not say. Raises ApiError."""
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
     if anchor is None and seconds is None:
         return None

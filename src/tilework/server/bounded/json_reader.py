@@ -1,8 +1,8 @@
-"""Reads JSON of clients: bounds hold before it is parsed, and long texts are cut out of it.
+"""Reads JSON of clients: bounds are checked before it is parsed, and long texts are cut out of it.
 
 The event loop decides for all requests, so no step may take long. `json.loads` and `bytes.decode` hold the interpreter
-for as long as their text is (2 ms for each MiB), on a thread as well. So a large body is looked at piece by piece as it
-comes: long texts are cut out, and separators outside of texts are counted. What is left is short, and parsed at once.
+for 2 ms per MiB, on a thread as well. So a large body is read piece by piece as it comes: long texts are cut out, and
+separators outside of texts are counted. The rest is short, and parsed at once.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ MAX_DEPTH = 64  # Far below the depth at which writing the value as JSON again w
 MAX_FIELDS = 200
 MAX_VALUES = 10_000
 MAX_DIGITS = 400
-"""Of an integer: the time to read one grows with the square of its digits."""
+"""Most digits of an integer: the time to read one grows with the square of its digits."""
 PIECE_BYTES = 32 << 10
-"""How much is looked at in one step: some 0.2 ms, and 3 ms at the worst."""
+"""Most bytes that are read in one step, which takes some 0.2 ms, and 3 ms at the worst."""
 SMALL_BYTES = 32 << 10
 """Bodies up to this size are parsed at once."""
 MAX_INNER_BYTES = 64 << 10
-"""Of JSON inside of a text."""
+"""Most bytes of JSON inside a text."""
 
-# Structure and whole short texts of few escapes, as far as there are some: what follows is the quote of another text.
+# Structure and whole short texts with few escapes, if there are any; the quote of another text follows.
 _SHORT_TEXTS = re.compile(rb'[^"]*+(?:"[^"\\]{0,4095}+(?:\\.[^"\\]{0,4095}+){0,64}+"[^"]*+)*+', re.DOTALL)
-_GZIP = b"\x1f\x8b"  # How it begins.
+_GZIP = b"\x1f\x8b"  # The first bytes of compressed data.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _INSIDE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
 
 class JsonRefused(Exception):
-    """The text says why, as in "it is no object"; `code` is None if it is just no JSON."""
+    """The JSON is not accepted. The message says why, as in "it is no object"; `code` is None if it is just no JSON."""
 
     def __init__(self, reason: str, code: str | None = None) -> None:
         super().__init__(reason)
@@ -41,13 +41,13 @@ class JsonRefused(Exception):
 
 
 class RestTooLarge(Exception):
-    """Without its long texts the body is too large."""
+    """The body is too large without its long texts."""
 
 
 class JsonReader:
-    """Reads one body. Texts of `LONG_TEXT_BYTES` become `LongText`s, and those of more than `kept_bytes` are not kept.
+    """Reads one body. Texts of `LONG_TEXT_BYTES` or more become `LongText`s, not kept beyond `kept_bytes`.
 
-    Without `kept_bytes` texts of any length are ordinary ones. `max_rest_bytes` holds for the body without long texts.
+    Without `kept_bytes`, texts of any length are ordinary ones. `max_rest_bytes` bounds the body without long texts.
     """
 
     def __init__(self, max_rest_bytes: int, kept_bytes: int | None = None) -> None:
@@ -61,19 +61,19 @@ class JsonReader:
         self._half_escape = b""
         self._num_values = 1
         self._is_scanning = False
-        self._mark = secrets.token_hex(12)  # No client can know it, and so write it.
+        self._mark = secrets.token_hex(12)  # A client cannot know the mark, so it cannot write it.
 
     @property
     def num_held(self) -> int:
-        """The memory that it takes, in bytes."""
+        """Memory that the reader takes, in bytes."""
         return len(self._rest) + self._text_bytes + (0 if self._open is None else self._open.num_held)
 
     def feed(self, piece: bytes) -> None:
-        """Read on, by at most `PIECE_BYTES`.
+        """Read another piece, of at most `PIECE_BYTES`.
 
         Raises:
             JsonRefused: there are too many values.
-            RestTooLarge
+            RestTooLarge: the body is too large.
         """
         if self._is_scanning:
             self._scan(piece)
@@ -83,7 +83,7 @@ class JsonReader:
                 self._scan_rest()
 
     def value(self) -> object:
-        """What was read. It has `LongText`s in the place of long texts.
+        """Return the value that was read, with `LongText`s in place of long texts.
 
         Raises:
             JsonRefused: it is no JSON, or too deep; or there are too many values.
@@ -118,7 +118,7 @@ class JsonReader:
                 place += 1
 
     def _scan_inside(self, piece: bytes, place: int) -> int:
-        """Read on in a text. Returns where the next step begins."""
+        """Read on inside a text. Return where the next step begins."""
         end = _end_of_text(piece, place)
         if self._open is None:
             self._keep(piece[place:end])
@@ -144,7 +144,7 @@ class JsonReader:
             self._text_bytes += text.num_held
 
     def _add(self, part: bytes) -> None:
-        """Structure, with whole texts."""
+        """Add structure, with whole texts."""
         bare = _TEXT.sub(b"", part)
         self._num_values += sum(bare.count(one) for one in (b",", b"[", b"{"))
         if self._num_values > MAX_VALUES:
@@ -169,10 +169,10 @@ class JsonReader:
 
 
 def inner_json(text: str) -> object:
-    """The value of JSON inside of a text of a client's.
+    """Parse JSON inside a text of a client.
 
     Raises:
-        JsonRefused: it is none, or beyond what a body may have; or it has more than `MAX_INNER_BYTES`.
+        JsonRefused: it is no JSON, or beyond the bounds of a body; or it has more than `MAX_INNER_BYTES`.
     """
     content = text.encode("utf-8", "surrogatepass") if len(text) <= MAX_INNER_BYTES else b""
     if len(text) > MAX_INNER_BYTES or len(content) > MAX_INNER_BYTES:
@@ -183,7 +183,7 @@ def inner_json(text: str) -> object:
 
 
 def _is_deeper(value: object, max_depth: int) -> bool:
-    """Whether lists and objects are nested deeper than `max_depth`. It goes level by level, without recursion."""
+    """Return whether lists and objects are nested deeper than `max_depth`. Goes level by level, without recursion."""
     level = [value]
     for _ in range(max_depth):
         if not level:
@@ -198,7 +198,7 @@ def _is_deeper(value: object, max_depth: int) -> bool:
 
 
 def _end_of_text(piece: bytes, place: int) -> int:
-    """Where a text ends, inside of which `place` is: its quote, half an escape, or the end of the piece."""
+    """Return the end of the text that contains `place`: its quote, half an escape, or the end of the piece."""
     quote = piece.find(b'"', place)
     end = len(piece) if quote < 0 else quote
     escape = piece.find(b"\\", place, end)
@@ -210,7 +210,7 @@ def _end_of_text(piece: bytes, place: int) -> int:
 
 
 def _parsed(content: bytearray) -> object:
-    """Raises JsonRefused."""
+    """Parse the rest of a body. Raises JsonRefused."""
     try:
         value = _DECODER.decode(content.decode("utf-8-sig"))
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Writes what `json_reader` has read."""
+"""Writes values that `json_reader` has read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilework.server.bounded.long_text import LongText
 
 
 def json_pieces(value: object) -> list[bytes]:
-    """A value as JSON, in pieces. Its long texts, which must be whole, stand there as they were read."""
+    """Write a value as JSON, in pieces. Its long texts, which must be whole, are written as they were read."""
     mark, texts = secrets.token_hex(12), list[LongText]()
 
     def marked(one: object) -> str:
@@ -19,7 +19,7 @@ def json_pieces(value: object) -> list[bytes]:
         return mark
 
     rest = json.dumps(value, default=marked).encode("ascii")
-    first, *others = rest.split(mark.encode("ascii"))  # Its quotes stay around each text.
+    first, *others = rest.split(mark.encode("ascii"))  # The quotes of the mark stay around each text.
     pieces = [first]
     for text, other in zip(texts, others, strict=True):
         pieces += (*text.pieces(), other)

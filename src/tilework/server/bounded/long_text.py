@@ -1,4 +1,4 @@
-"""A text of a JSON body that is too long to be a prompt of usual length: most are pictures as base64."""
+"""A text of a JSON body that is too long for a usual prompt: most are pictures as base64."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic_core import core_schema
 LONG_TEXT_BYTES = 4096
 """Texts of fewer bytes are ordinary ones."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"), (b"\\t", b"\t"))
-"""Those that base64 has: PHP writes `\\/`, and MIME breaks lines."""
+"""Escapes that base64 may have: PHP writes `\\/`, and MIME breaks lines."""
 
 
 class LongText:
-    """A text as it stands in a JSON body, in the pieces in which it came: nothing here takes as long as all of it.
+    """A text as it stands in a JSON body, in the pieces in which it came: no step has to handle all of it.
 
-    One of more than `kept_bytes` is not kept, but for its first piece. `num_bytes` are those of the body.
+    Of a text of more than `kept_bytes`, only the first piece is kept. `num_bytes` counts its bytes in the body.
     """
 
     __slots__ = ("_digest", "_kept_bytes", "_pieces", "num_bytes")
@@ -30,12 +30,12 @@ class LongText:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is kept."""
+        """True if all of it is kept."""
         return self.num_bytes <= self._kept_bytes
 
     @property
     def num_held(self) -> int:
-        """The memory that it takes, in bytes."""
+        """Memory that it takes, in bytes."""
         return self.num_bytes if self.is_whole else len(self._pieces[0])
 
     def add(self, piece: bytes) -> None:
@@ -48,29 +48,29 @@ class LongText:
             del self._pieces[1:]
 
     def pieces(self) -> Sequence[bytes]:
-        """A whole one as it stands between the quotes."""
+        """Return the pieces of a whole text as they stand between the quotes."""
         assert self.is_whole
         return self._pieces
 
     def literal(self) -> bytes:
-        """A whole one as JSON has it."""
+        """Return a whole text as a JSON literal."""
         return b'"%b"' % b"".join(self.pieces())
 
     def text(self) -> str:
-        """What a whole one says. Raises ValueError: it is no JSON."""
+        """Return the value of a whole text. Raises ValueError if it is no JSON."""
         return str(json.loads(self.literal()))
 
     def head(self, max_chars: int) -> str:
-        """Its beginning, for messages and to see what it is."""
+        """Return its beginning, for messages and to recognise its form."""
         return _unescaped(b"".join(self._pieces[:1])[: 2 * max_chars]).decode("utf-8", "replace")[:max_chars]
 
     def unescaped(self) -> Iterator[bytes]:
-        """Its pieces without the escapes that base64 may have; other escapes stay as they are."""
+        """Yield its pieces without the escapes that base64 may have; other escapes stay as they are."""
         assert self.is_whole
         return map(_unescaped, self._pieces)
 
     def digest(self) -> str:
-        """SHA-256 of it, in hexadecimal digits."""
+        """Return its SHA-256, in hexadecimal digits."""
         return self._digest.hexdigest()
 
     @classmethod

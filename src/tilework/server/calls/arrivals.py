@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Arrivals:
-    """The uids of a tenant's calls in order of arrival. A walk begins at any of them at once."""
+    """The uids of a tenant's calls in order of arrival. A walk can begin at any of them without passing the others."""
 
     def __init__(self) -> None:
         self._num_added = 0
@@ -24,7 +24,7 @@ class Arrivals:
         del self._numbers[uid]
 
     def walk(self, after: str | None, *, newest_first: bool) -> Iterator[str]:
-        """The uids that follow `after` in this direction, or all. No call may come or go meanwhile."""
+        """Return the uids that follow `after` in this direction, or all. No call may come or go meanwhile."""
         if newest_first:
             end = len(self._order) if after is None else self._place(after)
             places = range(end - 1, -1, -1)

@@ -1,4 +1,4 @@
-"""One accepted call, from its submission until its pictures are encoded. It does not depend on its connections."""
+"""One accepted call, from its submission until its images are encoded. It does not depend on its connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilework.server.schema.answers import RequestTimeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What became of a call that is done: a timeline of each image and its files, which are the frames of a clip.
+    """The result of a call that is done: a timeline of each image, and its files, one per frame of a clip.
 
     A video is one file.
     """
@@ -29,7 +29,7 @@ class Finished:
     files: tuple[bytes, ...] = field(repr=False)
 
     def parts(self, index: int) -> Iterator[tuple[int | None, bytes]]:
-        """The files of an image: each with the number of its frame, which an image that is no clip has not."""
+        """Yield the files of an image, each with the number of its frame; None for an image that is no clip."""
         num_parts = self.ask.num_parts
         for part in range(num_parts):
             yield None if num_parts == 1 else part, self.files[index * num_parts + part]
@@ -37,11 +37,11 @@ class Finished:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """`end` resolves exactly once, after the call_registry has taken the call over.
+    """An accepted call. `end` resolves exactly once, after the call registry has let go of the open call.
 
     `arrival_ns` is on the engine's clock, `arrived_s` the same as Unix time. `identity` is that of its model, as the
-    engine has it. `num_owners` counts the connections that
-    asked for this call and still wait for it; one that `is_detached` (its answer was "later") needs none.
+    engine has it. `num_owners` counts the connections that asked for this call and still wait for it; a call that
+    `is_detached` (its answer was "later") needs none.
     """
 
     uid: str
@@ -62,7 +62,7 @@ class Call:
         return self.ask.terms.tenant
 
     def kept(self) -> KeptCall:
-        """What a later start of the server needs to go on with it."""
+        """Return what a later start of the server needs to go on with the call."""
         return KeptCall(
             uid=self.uid,
             key=self.key,
@@ -74,13 +74,13 @@ class Call:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a client may fetch its pictures later."""
+        """True if a client may fetch its images later."""
         return self.ask.as_url or self.is_detached or self.key is not None
 
 
 @contextmanager
 def changes(call: Call) -> Iterator[asyncio.Event]:
-    """An event that is set after every change of a call. Its reader clears it, so changes never queue up."""
+    """Yield an event that is set after every change of a call. Its reader clears it, so changes never queue up."""
     changed = asyncio.Event()
     stops = [ticket.watch(changed.set) for ticket in call.tickets]
 

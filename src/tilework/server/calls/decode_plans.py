@@ -1,4 +1,4 @@
-"""Refuses what no device has the memory to decode, before anything of it runs."""
+"""Refuses a decode that no device has the memory for, before any of the request runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.sizes import size_text
 
 _log = logging.getLogger(__name__)
-_MOST_KEPT = 100  # Of a model; clients choose the shapes.
+_MOST_KEPT = 100  # Per model; clients choose the shapes.
 _GB = 1e9
 Planner = Callable[[DecodeMemory, Shape, int], int]
 
 
 def planned_elsewhere(memory: DecodeMemory, shape: Shape, degree: int) -> int:
-    """`pipelines.clips.plan.planned_bytes`, by a process of its own: it takes a second, and 7 in tiles at 720p."""
+    """Run `pipelines.clips.plan.planned_bytes` in its own process: it takes a second, and 7 in tiles at 720p."""
     from tilework.pipelines.clips.plan import planned_bytes
 
     with ProcessPoolExecutor(1, forkserver_context(), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
@@ -32,10 +32,10 @@ def planned_elsewhere(memory: DecodeMemory, shape: Shape, degree: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class DecodePlans:
-    """Plans of decodes, of models of which that is known (`ModelInfo.decode`).
+    """Plans of decodes, for models whose memory for them is known (`ModelInfo.decode`).
 
-    A decode is planned unless a larger one fits, or a smaller one does not. `num_devices` are those that serve a model,
-    and may share a decode. `plan` says what one takes.
+    A decode is planned unless a larger one fits, or a smaller one does not. `num_devices` counts those that serve a
+    model, and may share a decode. `plan` returns the bytes that a decode takes.
     """
 
     num_devices: Callable[[str], int]
@@ -44,7 +44,7 @@ class DecodePlans:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def check(self, info: ModelInfo, spec: Spec) -> bool:
-        """Whether it had to wait for a plan.
+        """Check that the devices have the memory to decode a request; return whether this had to wait for a plan.
 
         Raises:
             InvalidValue: no device has the memory for the decode of this request.
@@ -55,7 +55,7 @@ class DecodePlans:
         planned = self._planned.setdefault((info.decode, degree), {})
         has_waited = not _is_known(planned, spec.shape, info.decode.most_bytes)
         if has_waited:
-            async with self._lock:  # Another request may ask for it meanwhile.
+            async with self._lock:  # Another request may ask for the same plan meanwhile.
                 if not _is_known(planned, spec.shape, info.decode.most_bytes):
                     await self._add(planned, info, info.decode, spec.shape, degree)
         needed = max((num_bytes for shape, num_bytes in planned.items() if _is_within(shape, spec.shape)), default=0)
@@ -76,13 +76,13 @@ class DecodePlans:
         planned[shape] = num_bytes
 
     def _degree(self, info: ModelInfo, spec: Spec) -> int:
-        """The most devices that may share the decode."""
+        """Return the most devices that may share the decode."""
         shares = any(stage.steps is None and stage.degrees != (1,) for stage in info.stages)
         return min(info.max_degree, self.num_devices(info.name)) if shares and not spec.exact else 1
 
 
 def _is_known(planned: Mapping[Shape, int], shape: Shape, most_bytes: int) -> bool:
-    """Whether a decode fits since a larger one does, or does not since a smaller one does not."""
+    """Return whether a decode is known to fit, since a larger one does, or not to fit, since a smaller one does not."""
     return any(
         _is_within(shape, one) if num_bytes <= most_bytes else _is_within(one, shape)
         for one, num_bytes in planned.items()

@@ -1,6 +1,6 @@
-"""Why a call is not served, in terms of calls: each error names the field, its value and the remedy.
+"""The reasons why a call is not served, in terms of calls: each error names the field, its value and the remedy.
 
-The class says what went wrong, and `api.errors` gives each class its HTTP status. Here nothing of HTTP is known.
+The class says what went wrong, and `api.errors` gives each class its HTTP status. HTTP is not known here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RETRY_NOT_READY_S = 5
 
 
 class CallError(Exception):
-    """A call ends without pictures.
+    """The error of a call that ends without images.
 
     `type` is OpenAI's word for the class of error, `field` the field of the request that is wrong. `details` are
     further fields of the error, for instance the earliest deadline that can be met. After `retry_s` seconds the same
@@ -44,7 +44,7 @@ class CallError(Exception):
         self.details = dict(details or {})
 
     def detail(self) -> ErrorDetail:
-        """The error as a client reads it."""
+        """Return the error as a client reads it."""
         named = {"message": self.message, "type": self.type, "param": self.field, "code": self.code}
         return ErrorDetail.model_validate({**named, **self.details})
 
@@ -60,7 +60,7 @@ class UnknownModel(CallError):
 
 
 class ModelNotServed(CallError):
-    """The request names a model with which the server was started, and which cannot run on its devices."""
+    """The request names a model of the server's start that cannot run on its devices."""
 
     type = "server_error"
     code = "model_not_served"
@@ -73,7 +73,7 @@ class UnknownCall(CallError):
 
 
 class NotDone(CallError):
-    """The pictures are asked for before they are done."""
+    """The images are asked for before they are done."""
 
     code = "not_ready"
 
@@ -91,13 +91,13 @@ class Cancelled(CallError):
 
 
 class PicturesGone(CallError):
-    """The pictures are not kept any more, or were never kept."""
+    """The images are not kept any more, or were never kept."""
 
     code = "result_expired"
 
 
 class ResultsUnreachable(CallError):
-    """The pictures are kept on other machines, of which none answers."""
+    """The images are kept on other machines, of which none answers."""
 
     type = "server_error"
     code = "results_unreachable"
@@ -110,20 +110,20 @@ class KeyReused(CallError):
 
 
 class Refused(CallError):
-    """Admission, or a limit of the tenant, does not let the call in now."""
+    """Admission, or a limit of the tenant, does not accept the call now."""
 
     type = "rate_limit_error"
 
 
 class Failed(CallError):
-    """The pictures could not be made or kept; the client made no mistake."""
+    """The images could not be made or kept; the client made no mistake."""
 
     type = "server_error"
     code = "internal_error"
 
 
 class Expired(CallError):
-    """The deadline cannot be met any more, and the call was to be dropped then."""
+    """The deadline cannot be met any more, and the call asked to be dropped then."""
 
     type = "server_error"
     code = "deadline_missed"

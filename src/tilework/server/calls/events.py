@@ -1,6 +1,6 @@
-"""The events of a call: OpenAI's for pictures, our own for its progress.
+"""The events of a call: OpenAI's for images, our own for its progress.
 
-A reader gets the latest state whenever it can take more, never the states that it missed. So a slow one costs no
+A reader gets the latest state whenever it can take more, never the states that it missed. So a slow reader costs no
 memory.
 """
 
@@ -23,8 +23,8 @@ from tilework.server.calls.status import Eta, eta
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import RequestStatus
 
-_LOOK_S = 2.0  # How often a stream looks at the prediction of an image that waits.
-_MOVED = 0.1  # By which part of the latency a prediction must have changed to be sent again.
+_LOOK_S = 2.0  # A stream looks this often at the prediction of a waiting image.
+_MOVED = 0.1  # A prediction is sent again once it has changed by this share of the latency.
 _NO_TOKENS = {
     "input_tokens": 0,
     "output_tokens": 0,
@@ -43,7 +43,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Sent:
-    """What a reader has of one image. `preview_step` is that of the last preview, `num_partial` how many it got."""
+    """The state of one image as sent to a reader; the step of its last preview, and its number of partial images."""
 
     state: tuple[str, int] | None = None
     eta_s: float = 0.0
@@ -53,7 +53,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a reader wants: our events (`has_progress`), each image's file (`has_files`), and unfinished pictures."""
+    """The events that a reader wants: our own (`has_progress`), files (`has_files`), and unfinished images."""
 
     has_progress: bool
     has_files: bool
@@ -73,7 +73,7 @@ class CallEvents:
     sent: dict[int, _Sent] = field(default_factory=dict)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """From the present state on until the call has ended."""
+        """Yield events from the present state on until the call has ended."""
         with changes(self.call) as changed:
             if self.view.has_progress:
                 yield self._accepted()
@@ -99,7 +99,7 @@ class CallEvents:
         return Event("tilework.accepted", {**about, **judged, "warnings": [*ask.warnings]})
 
     async def _until_changed(self, changed: asyncio.Event) -> None:
-        """Until something has changed; while an image waits, no longer than until its prediction is looked at again."""
+        """Wait for a change; while an image waits, no longer than until its prediction is looked at again."""
         waits = self.view.has_progress and any(map(self._waits, self._open_images()))
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S if waits else None):
@@ -126,7 +126,7 @@ class CallEvents:
                     yield Event("tilework.progress", _progress(index, ticket, expected))
 
     def _open_images(self) -> list[int]:
-        """A call that was replayed from the store has no tickets any more."""
+        """Return the images with a ticket: a call that was replayed from the store has none any more."""
         return [index for index in self.images if index < len(self.call.tickets)]
 
     async def _preview(self, index: int, preview: Preview, sent: _Sent) -> AsyncIterator[Event]:
@@ -146,7 +146,7 @@ class CallEvents:
             yield Event("tilework.preview", {**about, **coded})
 
     def _is_due(self, preview: Preview, num_shown: int) -> bool:
-        """Unfinished pictures are spread evenly over the steps; the one after the k-th would be the finished one."""
+        """Return whether the next unfinished image is due: they divide the steps into equal parts."""
         k, steps = self.view.num_partial, self.call.ask.specs[0].steps
         return preview.steps_done >= steps * (num_shown + 1) // (k + 1)
 
@@ -174,7 +174,7 @@ class CallEvents:
             yield Event("error", {"error": end.detail().model_dump(mode="json")})
 
     async def _done(self, end: Finished, index: int) -> AsyncIterator[Event]:
-        """Of a clip each frame is an event."""
+        """Yield the events of a finished image; each frame of a clip is an event."""
         timeline = end.timelines[index]
         served = timeline.model_dump(mode="json")
         for frame, file in end.parts(index) if self.view.has_files else ():
@@ -198,7 +198,7 @@ def _progress(index: int, ticket: Ticket, expected: Eta | None) -> dict[str, obj
 
 
 async def ended_events(status: RequestStatus) -> AsyncGenerator[Event, None]:
-    """The events of a call that has ended, for a reader that comes later."""
+    """Yield the events of a call that has ended, for a reader that comes later."""
     yield Event(
         "tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None, "eta_p90_s": None}
     )

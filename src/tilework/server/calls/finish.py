@@ -46,7 +46,7 @@ from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
 
 logger = logging.getLogger("tilework.server")
 PATIENCE_S = 60.0
-"""How long a picture that cannot be kept is tried again."""
+"""Seconds for which the server tries to keep an image that cannot be written."""
 _RETRY_S = 0.5
 _REFUSALS: dict[Refusal, tuple[type[CallError], str | None]] = {
     Refusal.CONTENT: (ContentRefused, None),
@@ -57,10 +57,9 @@ _REFUSALS: dict[Refusal, tuple[type[CallError], str | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finisher:
-    """Brings calls to their end; `store` keeps the pictures that a client may fetch later.
+    """Brings calls to their end; `store` keeps the images that a client may fetch later.
 
-    If it `has_metadata`, PNG files say how they were
-    made. `observers` are told of each call that has ended.
+    If it `has_metadata`, PNG files say how they were made. `observers` are called with the record of each ended call.
     """
 
     engine: Engine
@@ -72,9 +71,9 @@ class Finisher:
     safety_filter: SafetyFilter | None = None
 
     async def finish(self, call: Call) -> None:
-        """Resolve `call.end`, whatever happens, after the call_registry has let go of the open call.
+        """Resolve `call.end`, whatever happens, after the call registry has let go of the open call.
 
-        A bug while the record is written costs the record, not the pictures: a client that waits gets them. A call that
+        A bug while the record is written costs the record, not the images: a client that waits gets them. A call that
         is left to the next start of the server stays open.
         """
         end, expires_ns = await self._end(call)
@@ -113,13 +112,13 @@ class Finisher:
             logger.error("call %s has ended, but if the machine is lost the next start repeats it: %s", call.uid, error)
 
     def cancel(self, call: Call, reason: str) -> None:
-        """End what is still open of a call."""
+        """Cancel the images of a call that have not ended."""
         for ticket in call.tickets:
             if not ticket.outcome.done():
                 self.engine.cancel(ticket.request.uid, reason)
 
     async def _end(self, call: Call) -> tuple[Finished | CallError, int | None]:
-        """What became of a call, and until when its pictures are in the store, if they are."""
+        """Wait for the end of a call; return its result, and the expiry of its images if they are in the store."""
         try:
             outcomes = await _outcomes(call)
             if isinstance(outcomes, CallError):
@@ -132,7 +131,7 @@ class Finisher:
             logger.exception("call %s failed", call.uid)
             return internal_error(), None
         if isinstance(kept, CallError):
-            # Without the store a picture can only go to a connection that waits for it.
+            # Without the store an image can only go to a connection that waits for it.
             return (kept if call.ask.as_url or call.is_detached else finished), None
         return finished, kept
 
@@ -147,7 +146,7 @@ class Finisher:
         return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, timelines=tuple(timelines), files=tuple(files))
 
     async def _check(self, outcome: Outcome) -> None:
-        """Raises ContentRefused if the safety filter objects to a picture, or to one of some frames of a video."""
+        """Raise ContentRefused if the safety filter objects to an image, or to one of some frames of a video."""
         if self.safety_filter is None:
             return
         if outcome.file is not None:
@@ -161,7 +160,7 @@ class Finisher:
                 raise ContentRefused(f"Image {outcome.uid} is not given out: {reason}.", resend=False)
 
     async def _provenance(self, call: Call, index: int, outcome: Outcome) -> Provenance | None:
-        """How an image was made; None of a video, whose pixels stay with its workers, and where there is no model."""
+        """Return how an image was made; None for a video, whose pixels stay with its workers, and without a model."""
         info, exact = self.engine.models.get(call.ask.model), is_exact(call.tickets[index], outcome)
         if outcome.image is None or info is None or not info.hardware:
             return None
@@ -170,7 +169,7 @@ class Finisher:
         return await self.threads.run(provenance_of, call.ask.specs[index], info, outcome.image, is_exact=exact)
 
     async def _files(self, ask: ImageCall, index: int, outcome: Outcome, provenance: Provenance | None) -> list[bytes]:
-        """The files of an image; that of a video has come as one."""
+        """Return the files of an image; that of a video has come as one."""
         if outcome.file is not None:
             return [outcome.file.content]
         pixels, spec = _pixels(outcome), ask.specs[index]
@@ -181,7 +180,7 @@ class Finisher:
         return await asyncio.gather(*parts)
 
     async def _keep(self, call: Call, finished: Finished) -> int | CallError:
-        """Put the pictures into the store; returns when the first expires, or what it means that one has no place."""
+        """Put the images into the store; return when the first expires, or the error if one has no place."""
         expire_ns = []
         for number, file in enumerate(finished.files):
             name = stored_name(call.tenant, call.uid, *divmod(number, finished.ask.num_parts))
@@ -196,9 +195,10 @@ class Finisher:
         return min(expire_ns)
 
     async def _put(self, call: Call, name: str, file: bytes) -> Stored | TooLarge | Unwritten:
-        """Put a picture into the store, again for some time if it cannot be written: the disk is full, too many files
-        are open, or other machines cannot be reached. A client that waits for the picture itself does not wait for
-        that.
+        """Put an image into the store; try again for some time if it cannot be written.
+
+        The disk may be full, too many files may be open, or other machines may be unreachable. A client that waits for
+        the image itself does not wait for that.
         """
         waited_s = 0.0
         while True:
@@ -206,7 +206,7 @@ class Finisher:
             is_needed = call.ask.as_url or call.is_detached
             if not isinstance(stored, Unwritten) or not is_needed or waited_s >= PATIENCE_S:
                 return stored
-            if self.call_registry.is_left:  # It goes on with the next start.
+            if self.call_registry.is_left:  # The next start goes on with it.
                 return stored
             await asyncio.sleep(_RETRY_S)
             waited_s += _RETRY_S
@@ -214,7 +214,7 @@ class Finisher:
     def _record(
         self, call: Call, ask: ImageCall, end: Finished | CallError, expires_ns: int | None, now_ns: int
     ) -> Record:
-        """`ask` is the call's without texts."""
+        """Make the record of a call; `ask` is the call's without texts."""
         is_kept = expires_ns is not None
         expires_s = None if expires_ns is None else call.arrived_s + s_from_ns(expires_ns - call.arrival_ns)
         status = call_status(call, None, end, expires_s)
@@ -233,20 +233,20 @@ class Finisher:
         )
 
     def _unfetched(self, call: Call) -> set[tuple[int, int]]:
-        """The pictures that would be lost if the server stopped before they are fetched."""
+        """Return the images that would be lost if the server stopped before they are fetched."""
         if not call.is_detached or self.call_registry.journal.is_durable:
             return set()
         return {(index, frame) for index in range(len(call.tickets)) for frame in range(call.ask.num_parts)}
 
 
 def stored_name(tenant: str, call_uid: str, index: int, frame: int = 0) -> str:
-    """The name of a picture, or of a frame of a clip, in the store; it holds the tenant, so that no other finds it."""
+    """Return the name in the store of an image, or of a frame of a clip, with the tenant, so that no other finds it."""
     name = f"{tenant}/{call_uid}-{index}"
     return f"{name}.{frame}" if frame else name
 
 
 async def _outcomes(call: Call) -> list[Outcome] | CallError:
-    """The outcomes, all of them done, or what the first other one means for the call."""
+    """Wait for the outcomes of a call: return them if all are done, else the error of the first that is not."""
     waiting = {ticket.outcome for ticket in call.tickets}
     while waiting:
         ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +270,7 @@ def _failure(call: Call, outcome: Outcome) -> CallError | None:
     if outcome.status is not Status.CANCELLED:
         message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
         return Failed(message, code="generation_failed")
-    if call.cancel_reason is None:  # The engine's own doing: it is stopping, or has lost its devices.
+    if call.cancel_reason is None:  # The engine itself cancelled it: it is stopping, or has lost its devices.
         return not_ready(f"image {outcome.uid} was cancelled: {outcome.reason}")
     message = f"Request {call.uid} was cancelled: {call.cancel_reason}. Send it again if you want it."
     return Cancelled(message, resend=False)
@@ -290,7 +290,7 @@ def _unwritten(call: Call, answer: Unwritten) -> CallError:
 
 
 def _left(call: Call) -> CallError:
-    """The error for clients that wait. If their library sent the call again, it would be drawn twice."""
+    """Make the error for clients that wait. If their library sent the call again, it would be drawn twice."""
     message = (
         f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
         f" are then at /v1/requests/{call.uid}/content. Do not send it again."

@@ -1,4 +1,4 @@
-"""Idempotency keys: sending a call again joins the first one instead of drawing its pictures twice."""
+"""Idempotency keys: sending a call again joins the first one instead of drawing its images twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Key:
 
 
 def idempotency_key(text: str | None, tenant: str, route: str, body: Mapping[str, object]) -> Key | None:
-    """The key that a client sent along with this body, or None.
+    """Return the key that a client sent along with this body, or None.
 
     Raises:
         InvalidValue: it cannot be a key.
@@ -43,7 +43,7 @@ def idempotency_key(text: str | None, tenant: str, route: str, body: Mapping[str
 
 
 def _file_digest(content: object) -> str:
-    """Stands for a file of a form, or a long text, in the digest of a body."""
+    """Return a digest that stands for a file of a form, or a long text, in the digest of a body."""
     if isinstance(content, LongText):
         return f"sha256-text:{content.digest()}"
     assert isinstance(content, bytes)

@@ -1,4 +1,4 @@
-"""What outlives the server of calls: with a durable directory their journal, without one nothing."""
+"""The part of calls that outlives the server: their journal in a durable directory; without one, nothing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall:
-    """All that has to be known of an open call to go on with it; times and identity as in `Call`."""
+    """The data of an open call that are needed to go on with it; times and identity as in `Call`."""
 
     uid: str
     key: Key | None
     ask: ImageCall
     arrival_ns: int
     arrived_s: float
-    identity: str = ""  # Of calls that an earlier version has kept: their images begin anew.
+    identity: str = ""  # Empty if an earlier version has kept the call: its images begin anew.
 
     @property
     def image_uids(self) -> tuple[str, ...]:
@@ -43,13 +43,13 @@ class KeptCall:
 
     @property
     def deadline_ns(self) -> int | None:
-        """On the engine's clock, as `arrival_ns`."""
+        """Deadline on the engine's clock, as `arrival_ns`."""
         return None if self.ask.slo_s is None else self.arrival_ns + ns_from_s(self.ask.slo_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAgain:
-    """A call that an earlier start has left open, with a checkpoint of each image. `lost` says what it lacks, if so."""
+    """A call that an earlier start left open, with a checkpoint of each image. `lost` says what is missing, if so."""
 
     call: KeptCall
     checkpoints: tuple[Checkpoint, ...]
@@ -61,7 +61,7 @@ _RECORD = TypeAdapter(Record)
 
 
 class CallJournal:
-    """Records every call that begins or ends, on the event loop. This one keeps nothing."""
+    """Records every call that begins or ends, on the event loop. This base class keeps nothing."""
 
     is_durable = False
     pictures: GivenPictures | None = None
@@ -74,55 +74,56 @@ class CallJournal:
         """
 
     async def sync(self) -> None:
-        """Wait until all that was recorded outlives the machine: before a client learns of it.
+        """Wait until all that was recorded outlives the machine; to be called before a client learns of it.
 
         Raises:
             NotWritten: it may not.
         """
 
     def end(self, record: Record, *, has_key: bool) -> None:
-        """A call has ended; nothing of it is to be done again."""
+        """Record that a call has ended: no part of it is to be done again."""
 
     def change(self, record: Record) -> None:
-        """The record of a call that has ended is another now."""
+        """Replace the record of a call that has ended."""
 
     def forget(self, uid: str) -> None:
-        """An open call is no more, and there is no record of it."""
+        """Forget an open call, without a record."""
 
     def free_key(self, uid: str) -> None:
-        """The key of a call that has ended leads to it no more."""
+        """Free the idempotency key of a call that has ended: it does not lead to the call any more."""
 
     def drop(self, uids: Sequence[str]) -> None:
-        """These records are no more."""
+        """Forget these records."""
 
     def add(self, *added: Added) -> None:
-        """Models or LoRAs are served from now on that the server was not started with."""
+        """Record models or LoRAs that are served from now on, and that the server was not started with."""
 
     def remove(self, model: str, lora: str = "") -> None:
-        """A LoRA is no more, or without one a model with all its LoRAs."""
+        """Forget a LoRA; without `lora`, a model with all its LoRAs."""
 
     def added(self) -> Sequence[Added]:
-        """What was added before this start, in this order."""
+        """Return the models and LoRAs that were added before this start, in order."""
         return ()
 
 
 class DurableJournal(CallJournal):
     """Keeps calls in the journal of a durable directory. An end that cannot be written is only logged: a client that
-    waits for pictures gets them."""
+    waits gets its images.
+    """
 
     is_durable = True
 
     def __init__(self, journal: Journal, pictures: GivenPictures) -> None:
         self.pictures: GivenPictures = pictures
         self._journal = journal
-        self._unwritten: set[str] = set()  # Calls that are no more, but still open in the journal.
-        self._closed: set[str] = set()  # Calls that are no more, nor in the journal, which may not be on the disk.
+        self._unwritten: set[str] = set()  # Calls that have ended, but are still open in the journal.
+        self._closed: set[str] = set()  # Calls that are not open in the journal any more, which may not be on the disk.
 
     def serve(self, models: Collection[str]) -> None:
-        """What begins from now on is of these models.
+        """Check that the open calls are for these models.
 
         Raises:
-            JournalUnusable: there are open calls of another one.
+            JournalUnusable: there are open calls for another model.
         """
         strays = [call for call in self._journal.open_calls() if call.model not in models]
         if strays:
@@ -196,7 +197,7 @@ class DurableJournal(CallJournal):
         return self._journal.added()
 
     def open_calls(self) -> list[OpenAgain]:
-        """In the order of their arrival; pictures of no other call are removed. Raises JournalUnusable."""
+        """Return open calls in order of arrival; remove pictures of no open call. Raises JournalUnusable."""
         found = [self._open_again(one) for one in self._journal.open_calls()]
         self.pictures.keep_held()
         return found
@@ -217,11 +218,11 @@ class DurableJournal(CallJournal):
         self.pictures.hold(call.uid, [one.file for one in call.ask.files])
 
     def records(self) -> list[tuple[Record, bool]]:
-        """In the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""
+        """Return records in the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""
         return [(_read(_RECORD, ended.document), ended.has_key) for ended in self._journal.records()]
 
     async def keep_tidy(self) -> None:
-        """Bring what was written to its place now and then, on a thread, since it waits for the disk."""
+        """Move the write-ahead log into the journal every `TIDY_S`, on a thread, since that waits for the disk."""
         while True:
             await asyncio.sleep(TIDY_S)
             try:

@@ -1,4 +1,4 @@
-"""How pictures were made: their provenance, and the text chunks with it that PNG files carry."""
+"""Provenance of images, and the text chunks with it that PNG files carry."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilework.server.schema.image_request import LoraUse
 from tilework.server.schema.provenance import PictureMetadata, Provenance, Settings
 
 CHUNK, PARAMETERS = "tilework", "parameters"
-"""Names of text chunks: ours, and that which Stable Diffusion web UI writes and many tools show."""
+"""Names of text chunks: ours, and the one that Stable Diffusion web UI writes and many tools show."""
 
 
 def provenance_of(spec: Spec, info: ModelInfo, image: Image, *, is_exact: bool) -> Provenance:
-    """How a picture was made, by a worker that has loaded a model; hashes the pixels of an exact one."""
+    """Return how an image was made, by a worker that has loaded a model; hashes the pixels of an exact image."""
     return Provenance(
         exact=is_exact,
         pixels_sha256=hashlib.sha256(image.pixels).hexdigest() if is_exact else None,
@@ -36,7 +36,7 @@ def provenance_of(spec: Spec, info: ModelInfo, image: Image, *, is_exact: bool) 
 
 
 def text_chunks(spec: Spec, provenance: Provenance, frame: int) -> dict[str, str]:
-    """What the PNG of a frame carries."""
+    """Return the text chunks of the PNG of a frame."""
     own = PictureMetadata(texts=texts_of(spec), frame=frame, provenance=provenance)
     return {PARAMETERS: _parameters(spec, provenance), CHUNK: own.model_dump_json()}
 
@@ -64,7 +64,7 @@ def spec_of(metadata: PictureMetadata, pictures: Mapping[str, tuple[Image, ...]]
 
 
 def digests_of(pictures: Mapping[str, tuple[Image, ...]]) -> dict[str, list[str]]:
-    """SHA-256 of the RGB pixels of given pictures, by argument."""
+    """Return SHA-256 digests of the RGB pixels of given pictures, by argument."""
     return {name: [hashlib.sha256(one.pixels).hexdigest() for one in given] for name, given in pictures.items()}
 
 

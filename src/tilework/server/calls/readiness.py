@@ -1,4 +1,4 @@
-"""Whether the server takes calls now, and if not, why."""
+"""The readiness of the server to take calls, or the reason why it takes none."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tilework.store.results import Backlog
 
 @dataclass(slots=True)
 class Readiness(Observer):
-    """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
+    """The readiness of a server. Before `has_started`, while models are loaded, the engine can answer nothing.
 
     `num_restored` images were restored from the server's previous run. `stop_waits_for` says what a stop waits for,
-    once one has begun. Without the `disk` of a durable server no call would be safe. A `backlog` of results makes it
-    no less ready: images that are in answers can be drawn.
+    once one has begun. Without the `disk` of a durable server no call would be safe. A `backlog` of results does not
+    make the server unready: images that are in answers can be drawn.
     """
 
     engine: Engine
@@ -32,7 +32,7 @@ class Readiness(Observer):
 
     @property
     def unready(self) -> Unready | None:
-        """Why no call would be taken now; None if one would."""
+        """Reason why no call would be taken now; None if one would."""
         if not self.has_started:
             return Unready.STARTING
         health = self.engine.health()
@@ -43,21 +43,25 @@ class Readiness(Observer):
         return Unready.DISK_UNWRITABLE if self.disk is not None and self.disk.problem else None
 
     def require_started(self) -> None:
-        """Raises:
-        NotReady: the models are being loaded.
+        """Check that the models are loaded.
+
+        Raises:
+            NotReady: they are being loaded.
         """
         if not self.has_started:
             raise self.error(Unready.STARTING)
 
     def require(self) -> None:
-        """Raises:
-        NotReady: no call would be taken now.
+        """Check that a call would be taken now.
+
+        Raises:
+            NotReady: none would.
         """
         if (unready := self.unready) is not None:
             raise self.error(unready)
 
     def error(self, unready: Unready) -> NotReady:
-        """What it means for a call."""
+        """Return the error for a call."""
         if unready is Unready.STARTING:
             return not_ready(f"it is starting: {self.engine.starting}", details={"status": unready})
         health = self.engine.health()
@@ -74,12 +78,12 @@ class Readiness(Observer):
                 return not_ready(f"its disk cannot be written{problem}", code=unready, details=details)
 
     def on_log_lost(self) -> None:
-        """The event log of a durable server is on its disk, unless another place was given for it."""
+        """Suspect the disk: the event log of a durable server is on it, unless another place was given for the log."""
         if self.disk is not None:
             self.disk.suspect()
 
     def report(self) -> ReadyModel:
-        """What the server has, if it is ready. Raises as `require`."""
+        """Return the devices, requests and results of the server, if it is ready. Raises as `require`."""
         self.require()
         health, backlog = self.engine.health(), self.backlog()
         return ReadyModel(

@@ -1,4 +1,4 @@
-"""What is remembered of a call that has ended."""
+"""Records of calls that have ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.schema.answers import Decisions, RequestStatus
 
-# What a record takes beside its texts, roughly.
+# Rough size of a record beside its texts.
 _OVERHEAD_BYTES = 1024
 _IMAGE_BYTES = 128
 
@@ -17,11 +17,10 @@ _IMAGE_BYTES = 128
 class Record:
     """A call that has ended. Status and decisions are kept as JSON: small, and of known size.
 
-    `ask` is what was asked for, without its texts: it says how to answer a repeat. `latency_s` is how long it
-    took until its files were made and kept.
-    `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
-    `unfetched` holds the images of a detached call that its client has not fetched yet, each with a frame (0 if it is
-    no clip). `webhook` has still to be told of its end.
+    `ask` is the call without its texts: it says how to answer a repeat. `latency_s` is how long it took until its files
+    were made and kept. `fresh_until_ns` is when its images expire, and its key with them; the record itself stays
+    longer, to say so. `unfetched` holds the images of a detached call that its client has not fetched yet, each with a
+    frame (0 if it is no clip). A notice to `webhook` is still due.
     """
 
     uid: str
@@ -33,7 +32,7 @@ class Record:
     decisions_json: bytes = field(repr=False)
     unfetched: set[tuple[int, int]] = field(default_factory=set)
     webhook: str | None = None
-    latency_s: float = 0.0  # Of those that earlier versions have kept.
+    latency_s: float = 0.0  # 0 in records that earlier versions have kept.
 
     @property
     def tenant(self) -> str:

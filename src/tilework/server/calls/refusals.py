@@ -1,4 +1,4 @@
-"""What a refusal by the engine, or by a tenant's limit, means for a client."""
+"""The errors for clients whose call is refused by the engine, or by a tenant's limit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
 
-RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
-RETRY_UNKEPT_S = 10  # How long a store that is away may not be asked.
+RETRY_BUSY_S = 5  # Used if no time can be predicted, since no device is up.
+RETRY_UNKEPT_S = 10  # As long as a store that is away may not be asked.
 _INPUT_FULL = "input_full"
 NO_ROOM = frozenset({RefusalCode.QUEUE, RefusalCode.TENANT, RefusalCode.DEADLINE, _INPUT_FULL})
-"""Codes of refusals after which another set may have room; a tenant has a share of the queue of each."""
+"""Codes of refusals after which another set may have room: a tenant has a share of each set's queue."""
 
 
 def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
-    """The error for a call that the engine has refused."""
+    """Return the error for a call that the engine has refused."""
     match refusal.code:
         case RefusalCode.DEADLINE:
             assert ask.deadline is not None
@@ -54,7 +54,7 @@ def _does_not_fit(refusal: Reject, field: str, value: object, remedy: str) -> Ca
 
 
 def queue_full(refusal: Reject) -> Refused:
-    """The error for any call that asks for no promise, while the engine would refuse them all."""
+    """Return the error for any call that asks for no promise, while the engine would refuse them all."""
     return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns=0)
 
 
@@ -84,7 +84,7 @@ def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
 
 
 def cannot_keep(reason: str) -> NotReady:
-    """The error for a call whose images are to be fetched later."""
+    """Return the error for a call whose images are to be fetched later."""
     message = (
         f"Images that are fetched later cannot be kept now: {reason}. Wait for the answer, with response_format"
         f' "b64_json", or retry in {counted(RETRY_UNKEPT_S, "second")}.'
@@ -93,7 +93,7 @@ def cannot_keep(reason: str) -> NotReady:
 
 
 def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int, num_images: int) -> CallError:
-    """`retry_s` says after how long the deadline that was asked for could be met, if waiting helps."""
+    """Return the error for a deadline that cannot be met now. After `retry_s` it could be, if waiting helps."""
     assert refusal.earliest_ns is not None
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = None if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
@@ -117,7 +117,7 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int, num_image
 
 
 def _unreachable_together(refusal: Reject, deadline: Deadline) -> CallError:
-    """The error for images of which no deadline was found that can be met for all of them together."""
+    """Return the error for images of which no deadline was found that can be met for all of them together."""
     message = (
         f"{deadline.field} = {shown(deadline.value)} cannot be met: {refusal.reason}. No deadline was found for all of"
         f' them together: ask for fewer, or send on_miss "best_effort".'
@@ -128,7 +128,7 @@ def _unreachable_together(refusal: Reject, deadline: Deadline) -> CallError:
 
 
 def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
-    """The error for a deadline that could not be met even if nothing else ran, so that a retry is of no use."""
+    """Return the error for a deadline that could not be met even if nothing else ran, so that a retry is of no use."""
     assert refusal.earliest_ns is not None
     field, earliest = deadline.field, deadline.moved(_ceil_ms(refusal.earliest_ns - arrival_ns))
     remedy = f'It cannot be met: {refusal.reason}. Use {field} = {shown(earliest)} or later, or on_miss "best_effort".'
@@ -138,7 +138,7 @@ def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallErro
 
 
 def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:
-    """`retry_s` says when the queue is predicted to be short enough; `earliest_s` when the call would then be done."""
+    """Return the error for a full queue: by `retry_s` it should be short enough, by `earliest_s` the call done."""
     earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
     return Refused(
@@ -150,5 +150,5 @@ def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:
 
 
 def _ceil_ms(duration_ns: int) -> float:
-    """Seconds, rounded up to milliseconds, so that the answer is still enough."""
+    """Convert to seconds, rounded up to milliseconds, so that the answer is still enough."""
     return math.ceil(duration_ns * 1000 / NS_PER_S) / 1000

@@ -1,4 +1,4 @@
-"""The calls that this server knows: the open ones, and for a while those that have ended, without their pictures."""
+"""The calls that this server knows: open ones, and for a while those that have ended, without their images."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from tilework.store.shares import Shares
 
 
 class CallRegistry:
-    """A call is open until `end` replaces it by its record; records go, oldest first, beyond any of the three bounds.
+    """The calls of a server, open or ended. A call is open until `end` replaces it by its record.
 
-    `ttl_ns` is for how long pictures are kept, `record_ttl_ns` for how long a record stays at most. What belongs to
-    another tenant is not found. Every begin and end is written to `journal` first.
+    Records are bounded in number, bytes and age. Beyond the number or the bytes, the tenant that has the most of them
+    loses its oldest record. Images are kept for `ttl_ns`, records for at most `record_ttl_ns`. A call of another tenant
+    is not found. Every begin and end is written to `journal` first.
     """
 
     def __init__(self, *, max_records: int, max_bytes: int, ttl_ns: int, journal: CallJournal | None = None) -> None:
@@ -56,12 +57,12 @@ class CallRegistry:
 
     @property
     def num_input_bytes(self) -> int:
-        """What the given pictures of open calls take."""
+        """Memory that the given pictures of open calls take, in bytes."""
         return self._num_input_bytes
 
     @property
     def num_open_files(self) -> int:
-        """How many files open calls will have if all are done."""
+        """Number of files that open calls will have if all are done."""
         return self._num_open_files
 
     @property
@@ -70,26 +71,28 @@ class CallRegistry:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is open, or a picture that a client has to fetch is still here."""
+        """True if a call is open, or an image that a client has to fetch is still here."""
         return not self._idle.is_set()
 
     def num_open(self, tenant: str) -> int:
-        """Images of a tenant that have not ended."""
+        """Return the number of a tenant's images that have not ended."""
         return self._num_open[tenant]
 
     def open_calls(self, tenant: str) -> list[Call]:
         return [call for call in self._open.values() if call.tenant == tenant]
 
     def begin(self, call: Call) -> None:
-        """Raises:
-        NotWritten: the journal cannot keep it.
+        """Add an open call.
+
+        Raises:
+            NotWritten: the journal cannot keep it.
         """
         self.journal.begin(call.kept(), [ticket.checkpoint for ticket in call.tickets])
         self._arrivals[call.tenant].add(call.uid)
         self._enter(call)
 
     def restore(self, calls: Sequence[Call], records: Sequence[tuple[Record, bool]]) -> None:
-        """Take in what the journal has kept: open calls, and those that have ended, each with whether its key holds."""
+        """Take over open calls and records that the journal has kept, each record with whether its key holds."""
         entries: list[Call | Record] = [*calls, *(record for record, _ in records)]
         for entry in sorted(entries, key=lambda entry: entry.arrived_s):
             self._arrivals[entry.tenant].add(entry.uid)
@@ -113,7 +116,7 @@ class CallRegistry:
             self._keys[entry.key.tenant, entry.key.text] = entry.key, entry.uid
 
     def end(self, record: Record, now_ns: int, *, frees_key: bool) -> None:
-        """Put a record in the place of an open call; a key that led to no picture is free again."""
+        """Replace an open call by its record; a key that led to no image is free again."""
         self.sweep(now_ns)
         self.journal.end(record, has_key=not frees_key)
         self._close(record.uid)
@@ -135,11 +138,11 @@ class CallRegistry:
         self._num_bytes += record.num_bytes
 
     def leave(self) -> None:
-        """Calls that are cut off from now on stay open, for the next start of the server."""
+        """Leave calls that are cut off from now on open, for the next start of the server."""
         self.is_left = self.journal.is_durable
 
     def forget(self, call: Call) -> None:
-        """Let an open call go without a record; its key is free again."""
+        """Forget an open call without a record; its key is free again."""
         self.journal.forget(call.uid)
         self._close(call.uid)
         self._arrivals[call.tenant].remove(call.uid)
@@ -147,13 +150,13 @@ class CallRegistry:
         self._update()
 
     def find(self, uid: str, tenant: str | None, now_ns: int) -> Call | Record | None:
-        """The call of this tenant, or of any (None)."""
+        """Return the call of this tenant, or of any (None)."""
         self.sweep(now_ns)
         found = self._open.get(uid) or self._ended.get(uid)
         return found if found is not None and tenant in (None, found.tenant) else None
 
     def find_key(self, key: Key, now_ns: int) -> Call | Record | None:
-        """The call that a key led to, if it is open, or done and its pictures have not expired.
+        """Return the call that a key led to, if it is open, or done and its images have not expired.
 
         Raises:
             KeyReused: the key was used for another body.
@@ -176,9 +179,9 @@ class CallRegistry:
         newest_first: bool = True,
         only_videos: bool = False,
     ) -> list[Call | Record]:
-        """At most `limit` of a tenant's calls in this order; only those behind `after`, if that is given: one of them.
+        """Return at most `limit` of a tenant's calls in this order; those that follow `after`, a known call, if given.
 
-        To find videos alone, it looks at all others between them.
+        With `only_videos` it walks over all other calls between them.
         """
         self.sweep(now_ns)
         walk = self._arrivals[tenant].walk(after, newest_first=newest_first)
@@ -186,46 +189,46 @@ class CallRegistry:
         return list(islice((one for one in entries if one.ask.is_video or not only_videos), limit))
 
     def unfetched(self) -> list[tuple[Record, int, int]]:
-        """The pictures that a client may still fetch, each as its record and its index and frame there."""
+        """Return the images that a client may still fetch, each as its record and its index and frame there."""
         records = (self._ended[uid] for uid in self._unfetched)
         return [(record, index, frame) for record in records for index, frame in record.unfetched]
 
     def untold(self) -> list[Record]:
-        """The calls whose webhooks have still to be told."""
+        """Return the calls whose webhooks have not been told yet."""
         return [record for record in self._ended.values() if record.webhook is not None]
 
     def is_known(self, uid: str) -> bool:
-        """Whether there is a record of the call that has ended."""
+        """Return whether there is a record of the call, which has ended."""
         return uid in self._ended
 
     def mark_told(self, uid: str) -> None:
-        """The webhook of this call knows."""
+        """Note that the webhook of this call was told."""
         if (record := self._ended.get(uid)) is not None:
             self._ended[uid] = told = replace(record, webhook=None)
             self.journal.change(told)
 
     def mark_fetched(self, record: Record, index: int, frame: int = 0) -> None:
-        """This picture was fetched, or is gone: a stop need not wait for it."""
+        """Note that this image was fetched, or is gone: a stop need not wait for it."""
         record.unfetched.discard((index, frame))
         if not record.unfetched:
             self._unfetched.discard(record.uid)
             self._update()
 
     def mark_all_fetched(self, uid: str) -> None:
-        """A client has all pictures of this call."""
+        """Note that a client has all images of this call."""
         if (record := self._ended.get(uid)) is not None:
             record.unfetched.clear()
             self._unfetched.discard(uid)
             self._update()
 
     def release(self, record: Record) -> None:
-        """The pictures of this call are deleted; its key is free again."""
+        """Note that the images of this call are deleted; its key is free again."""
         self.mark_all_fetched(record.uid)
         self.journal.free_key(record.uid)
         self._free_key(record)
 
     async def wait_until_idle(self) -> None:
-        """Wait until no call is open and every picture that a client has to fetch was fetched or is gone."""
+        """Wait until no call is open and every image that a client has to fetch was fetched or is gone."""
         await self._idle.wait()
 
     def sweep(self, now_ns: int) -> None:

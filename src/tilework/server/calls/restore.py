@@ -14,13 +14,13 @@ from tilework.server.engine_protocol import Engine
 
 
 def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, gone: Collection[str] = ()) -> int:
-    """Take everything over, after the engine has started and before anything else; returns how many images are open.
+    """Take over calls and records, right after the engine has started; return the number of open images.
 
-    No client is connected to these calls any more: they go on as asynchronous ones, to be joined by uid or key. Those
-    of models that are `gone`, or cannot run here, fail.
+    No client is connected to these calls any more: they go on as asynchronous ones, to be joined by uid or key. Calls
+    for models that are `gone`, or cannot run here, fail.
 
     Raises:
-        JournalUnusable: there are open calls of another model, or what is there cannot be read.
+        JournalUnusable: there are open calls for another model, or the journal cannot be read.
     """
     journal.serve([*engine.models, *engine.not_served, *gone])
     kept = journal.open_calls()
@@ -51,13 +51,13 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, g
 
 
 def _is_same(engine: Engine, call: KeptCall) -> bool:
-    """Whether its model and LoRAs are those that computed the states of a call: others may have their names by now."""
+    """Return whether model and LoRAs are those that computed a call's states: others may have their names by now."""
     ask = call.ask
     return ask.model in engine.models and engine.identity(ask.model, ask.lora_names) == call.identity
 
 
 def _wanted(each: OpenAgain) -> list[Wanted]:
-    """What the engine is asked for, image by image."""
+    """Return what the engine is asked for, image by image."""
     call = each.call
     return [
         Wanted(

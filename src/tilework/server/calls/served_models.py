@@ -17,7 +17,7 @@ from tilework.server.text import shown
 
 
 class NameRefused(ModelRefused):
-    """A model cannot be called so. `field` is `name` or `aliases`; the message is the remedy."""
+    """The name of a model is not accepted. `field` is `name` or `aliases`; the message is the remedy."""
 
     def __init__(self, field: str, name: str, remedy: str) -> None:
         super().__init__(f"{field} = {shown(name)} is not accepted: {remedy}")
@@ -26,11 +26,11 @@ class NameRefused(ModelRefused):
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """Models by name. A request that names none gets the first that suits it. A hub id leads to its model, too, unless
-    another has it as its name: SGLang's client sends it.
+    """Models by name. A request that names none gets the first that suits it.
 
-    `entries` are what the file of models says of some. `names` are what clients call the first one, if the server has
-    been told so; its own name still leads to it. Unless it `is_strict`, a name of OpenAI's is as none. Those of
+    A hub id also leads to its model, unless another model has it as its name: SGLang's client sends it. `entries` are
+    the settings of models in the file of models. `names` are the names of the first model for clients, if the server
+    was given any; its own name still leads to it. Unless `is_strict`, a name of OpenAI's counts as none. Models of
     `not_served` cannot run here: their names lead to the reason.
     """
 
@@ -41,7 +41,7 @@ class ServedModels:
     not_served: Mapping[str, NotServed] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises ConfigError if a model is called as none can be, or if a name of the first model is one of another."""
+        """Check the names. Raises ConfigError if one is invalid, or one of the first model is that of another."""
         for info in (*self.infos.values(), *self._refused_infos):
             if not is_model_name(info.name):
                 raise ConfigError(
@@ -56,7 +56,7 @@ class ServedModels:
     def check_free(self, name: str, aliases: Sequence[str]) -> None:
         """Check the names of a model that is added. An empty `name` is not known yet.
 
-        The answer holds while no other change of models is made.
+        The result holds while no other change of models is made.
 
         Raises:
             NameRefused: it is no name, or leads to a model that is served.
@@ -73,13 +73,13 @@ class ServedModels:
 
     @property
     def takes_pictures(self) -> bool:
-        """Whether a request to some model may have pictures."""
+        """True if a request to some model may have pictures."""
         return any(info.pictures for info in self.infos.values())
 
     def named(self, name: object, *suits: Callable[[ModelInfo], bool]) -> ModelInfo:
-        """The model of this name; without one the first that passes the first test that any passes, or the first.
+        """Return the model of this name. Without one: the first to pass the first test that any passes, or the first.
 
-        What is no text is refused with the body.
+        A name that is no text is refused with the body.
 
         Raises:
             UnknownModel: there is none.
@@ -99,7 +99,7 @@ class ServedModels:
         return info
 
     def stands_in(self, name: str) -> bool:
-        """Whether a model of OpenAI's has this name, and none here: another stands in for it."""
+        """Return whether OpenAI has a model of this name, and this server has none: another stands in for it."""
         if self.is_strict or OPENAI_MODELS.fullmatch(name) is None:
             return False
         return self._led_to(name, self.not_served, self._refused_infos) is None and self._owner(name) is None
@@ -112,16 +112,16 @@ class ServedModels:
 
     @property
     def _refused_infos(self) -> list[ModelInfo]:
-        """What is known of those of `not_served`: nothing of those that could not be loaded."""
+        """Models of `not_served`, without those that could not be loaded."""
         return [one.info for one in self.not_served.values() if one.info is not None]
 
     def _owner(self, name: str) -> ModelInfo | None:
-        """The model that a name leads to, of those that are served."""
+        """Return the served model that a name leads to."""
         model = self._led_to(name, self.infos, self.infos.values())
         return None if model is None else self.infos[model]
 
     def _led_to(self, name: str, models: Iterable[str], infos: Iterable[ModelInfo]) -> str | None:
-        """Which of these models a name leads to, by its own name; `infos` are theirs."""
+        """Return the one of these models that a name leads to, by its own name; `infos` are theirs."""
         by_name = (one for one in models if name in self._given_names(one))
         by_source = (one.name for one in infos if name == public_source(one))
         return next(chain(by_name, by_source), None)
@@ -130,32 +130,32 @@ class ServedModels:
         return (*self.listed(model), model, *self.aliases(model))
 
     def listed(self, model: str) -> tuple[str, ...]:
-        """The names under which the model of this name is shown to clients, one or more."""
+        """Return the names under which the model of this name is shown to clients, one or more."""
         return self.names if self.names and self._has_names(model) else (model,)
 
     def _has_names(self, model: str) -> bool:
-        """Whether it is the first one, which `names` are for, served or not."""
+        """Return whether it is the first model, served or not, which has `names`."""
         firsts = [one.name for one in self.not_served.values() if one.is_first] or [self.default.name]
         return model == firsts[0]
 
     @property
     def listed_not_served(self) -> list[tuple[str, str]]:
-        """The names under which models that cannot run here are shown to clients, and the reasons."""
+        """Names under which models that cannot run here are shown to clients, and the reasons."""
         return [(name, one.reason) for one in self.not_served.values() for name in self.listed(one.name)]
 
     def called(self, name: str) -> str:
-        """What answers call the model of this name, which may be served no more."""
+        """Return the name that answers give to the model of this name, which may be served no more."""
         return self.listed(name)[0] if name in self.infos else name
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """What else clients call the model of this name."""
+        """Return the other names by which clients call the model of this name."""
         return self.entries[name].aliases if name in self.entries else ()
 
     def default_slo(self, name: str) -> DefaultSlo | None:
-        """What the model of this name says of the deadline of requests that give none."""
+        """Return the default deadline that the model of this name sets, if any."""
         return self.entries[name].default_slo if name in self.entries else None
 
 
 def public_source(info: ModelInfo) -> str:
-    """The hub id of the model, or its name if it came from a directory: no answer names a path of the server."""
+    """Return the hub id of the model, or its name if it came from a directory: no answer shows a path of the server."""
     return info.name if info.path.startswith("/") else info.path or info.name

@@ -1,4 +1,4 @@
-"""The status of a call, with times in seconds: what `GET /v1/requests/{uid}` answers."""
+"""The status of a call, with times in seconds: the answer of `GET /v1/requests/{uid}`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilework.server.text import time_text
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """When something is expected, and by when nine of ten are done, in seconds from arrival and as times."""
+    """Predicted end, and the time by which nine of ten are done: in seconds from arrival and as times."""
 
     seconds: float
     p90_s: float
@@ -30,7 +30,7 @@ class Eta:
 
 
 def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
-    """The present prediction for an image, or that of its admission without an engine; None once it has ended."""
+    """Return the present prediction for an image, without an engine that of its admission; None once it has ended."""
     if ticket.outcome.done():
         return None
     now = None if engine is None else engine.predict(ticket.request.uid)
@@ -43,10 +43,10 @@ def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
 def call_status(
     call: Call, engine: Engine | None, end: Finished | CallError | None = None, expires_s: float | None = None
 ) -> RequestStatus:
-    """How a call stands; `end` and `expires_s` (Unix time) if it has ended.
+    """Return the status of a call; `end` and `expires_s` (Unix time) if it has ended.
 
-    With an `engine` the ETAs are present ones: each takes time in proportion to what is queued. Without it they are
-    admission's.
+    With an `engine` the ETAs are predicted now: each takes time in proportion to the queue. Without it they are those
+    of admission.
     """
     images = [_image_status(call, index, ticket, engine, end) for index, ticket in enumerate(call.tickets)]
     etas = [image for image in images if image.eta_s is not None]
@@ -107,12 +107,12 @@ def _timeline(
 
 
 def _state_of_image(status: Status) -> State:
-    """To a client, an image that was dropped since it would be late has failed; its call's error says why."""
+    """Return the state of an image for clients. One that was dropped as late has failed; its call's error says why."""
     return "failed" if status is Status.EXPIRED else cast(State, status.value)
 
 
 def _state_of_call(images: list[ImageStatus], end: Finished | CallError | None) -> State:
-    """Done only when the pictures can be had; until then a call runs as long as any image of it has begun."""
+    """Return the state of a call: done only when the images can be had; until then running once any image has begun."""
     if isinstance(end, Finished):
         return "done"
     if isinstance(end, CallError):
@@ -124,7 +124,7 @@ def _state_of_call(images: list[ImageStatus], end: Finished | CallError | None) 
 
 
 def call_decisions(call: Call) -> list[DecisionModel]:
-    """Everything that was decided about the images of a call so far, in order."""
+    """Return everything that was decided about the images of a call so far, in order."""
     decisions = [decision for ticket in call.tickets for decision in _decisions(ticket)]
     return sorted(decisions, key=lambda decision: decision.at_s)
 

@@ -41,7 +41,7 @@ DISCONNECTED = "the client has disconnected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSubmitter:
-    """Every method runs on the event loop. When `join` finds nothing, it has awaited nothing: `submit` may follow."""
+    """Submits calls, on the event loop. If `join` finds none, it has awaited nothing: `submit` may follow."""
 
     engine: Engine
     config: ServerConfig
@@ -54,11 +54,11 @@ class CallSubmitter:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def join(self, key: Key) -> Call | None:
-        """The call that a key led to before, if it is open, or done and its pictures are kept.
+        """Return the call that a key led to before, if it is open, or done and its images are kept.
 
         Raises:
             KeyReused: the key belongs to another body.
-            PicturesGone: the pictures have made room for newer ones.
+            PicturesGone: the images have made room for newer ones.
         """
         now_ns = self.engine.now_ns()
         known = self.call_registry.find_key(key, now_ns)
@@ -69,7 +69,7 @@ class CallSubmitter:
         return known
 
     async def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
-        """Bring a new call in, before anything is awaited; then wait until it outlives the machine, if calls do.
+        """Submit a new call, before anything is awaited; then wait until it outlives the machine, if calls do.
 
         Raises:
             CallError: it was refused.
@@ -82,11 +82,11 @@ class CallSubmitter:
             self.cancel(call, "its client was not told of it")
             raise
         finally:
-            self.follow(call)  # Not before: its end depends on what the client that sent it does next.
+            self.follow(call)  # Not before: the end depends on what the client that sent the call does next.
         return call
 
     async def _sync(self, call: Call) -> None:
-        """Raises CallError if the call may not outlive the machine."""
+        """Wait until a call outlives the machine, if calls do. Raises CallError if it may not."""
         try:
             await self.call_registry.journal.sync()
         except NotWritten as error:
@@ -94,9 +94,9 @@ class CallSubmitter:
 
     @asynccontextmanager
     async def keeping(self, pictures: Pictures, ask: ImageCall, tenant: Tenant) -> AsyncIterator[ImageCall]:
-        """The call with its pictures as files, for a later start, if there is a place for them.
+        """Yield the call with its pictures as files, for a later start, if there is a place for them.
 
-        They are removed at the end of the block, if it has not begun by then.
+        The files are removed at the end of the block, if the call has not begun by then.
 
         Raises:
             CallError: it was refused, before they are written; or they cannot be.
@@ -120,8 +120,10 @@ class CallSubmitter:
             kept.drop_unheld(names)
 
     def require_room_to_keep(self, priority: str, num_results: int) -> None:
-        """Raises:
-        NotReady: a new call with this number of results could not keep them, beside those of open calls.
+        """Check that the results of a new call could be kept.
+
+        Raises:
+            NotReady: this number of results could not, beside those of open calls.
         """
         reason = self.store.refusal(self.call_registry.num_open_files + num_results)
         if reason is not None:
@@ -129,13 +131,13 @@ class CallSubmitter:
             raise cannot_keep(reason)
 
     def detach(self, call: Call) -> None:
-        """From now on the call goes on without any connection."""
+        """Let the call go on without any connection from now on."""
         call.is_detached = True
         _go_on(call)
 
     @contextmanager
     def owned(self, call: Call) -> Iterator[None]:
-        """While the block runs, a connection that asked for the call waits for it."""
+        """Count a connection that asked for the call as waiting for it while the block runs."""
         self.own(call)
         try:
             yield
@@ -147,7 +149,7 @@ class CallSubmitter:
         _go_on(call)
 
     def disown(self, call: Call) -> None:
-        """A call that no connection waits for is cancelled; if it has a key, its client may come back for a while."""
+        """Cancel a call that no connection waits for; if it has a key, its client may come back for a while."""
         call.num_owners -= 1
         if call.num_owners or call.is_detached or call.end.done():
             return
@@ -158,7 +160,7 @@ class CallSubmitter:
             call.abandoned = loop.call_later(self.config.reconnect_s, self.cancel, call, DISCONNECTED)
 
     def cancel(self, call: Call, reason: str) -> None:
-        """End a call at the next step boundary; does nothing if all its images have ended."""
+        """End a call at the next step boundary; do nothing if all its images have ended."""
         if call.cancel_reason is None:
             call.cancel_reason = reason
         self.finisher.cancel(call, reason)
@@ -175,7 +177,7 @@ class CallSubmitter:
             raise self.readiness.error(unready)
 
     def _check_model(self, ask: ImageCall) -> None:
-        """It was served when the call was read, which may have waited since."""
+        """Check that the model is still served: it was when the call was read, which may have waited since."""
         if ask.model not in self.engine.models:
             raise UnknownModel(f"The model {shown(ask.model)} is served no more; ask for another.", field="model")
 
@@ -197,7 +199,7 @@ class CallSubmitter:
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
         uid, arrival_ns = uuid4().hex, self.engine.now_ns()
-        if ask.user is not None:  # A text of the client, which is forgotten at the call's end.
+        if ask.user is not None:  # This text of the client is forgotten at the call's end.
             logger.info("call uid=%s status=begun tenant=%s user=%s", uid, tenant.name, shown(ask.user))
         call = Call(
             uid=uid,
@@ -224,7 +226,7 @@ class CallSubmitter:
         return self.readiness.error(Unready.DISK_UNWRITABLE)
 
     def _take_back(self, call: Call) -> None:
-        """The engine has accepted a call, but it could not be kept."""
+        """Cancel a call that the engine has accepted, but that could not be kept."""
         for ticket in call.tickets:
             ticket.taken_back = True
         self.finisher.cancel(call, "it could not be kept")
@@ -232,7 +234,7 @@ class CallSubmitter:
     def follow(self, call: Call) -> None:
         """Bring an open call to its end, whenever that comes."""
         task = asyncio.create_task(self.finisher.finish(call))
-        self.tasks.add(task)  # The loop alone would not keep it.
+        self.tasks.add(task)  # The loop alone would not keep the task.
         task.add_done_callback(self.tasks.discard)
 
     def _submit(self, ask: ImageCall, call_uid: str, arrival_ns: int) -> tuple[Ticket, ...]:
@@ -252,17 +254,17 @@ class CallSubmitter:
         return answer
 
     def _with_alternate(self, error: CallError, ask: ImageCall) -> CallError:
-        """The error; one for lack of room names another set that could begin the call earlier, if there is one."""
+        """Add to an error for lack of room the address of another set that could begin earlier, if there is one."""
         if error.code in NO_ROOM and error.retry_s is not None:
             url = self.sets.alternate(ask.model, error.retry_s)
             error.details |= {} if url is None else {"alternate": url}
         return error
 
     async def _replayed(self, record: Record, now_ns: int) -> Call:
-        """A call that is done already, as if it had just ended; `now_ns` is the time at which it was found.
+        """Return a call that is done already, as if it had just ended; `now_ns` is the time at which it was found.
 
         Raises:
-            PicturesGone: its pictures have made room for newer ones.
+            PicturesGone: its images have made room for newer ones.
         """
         status = record.status()
         files = []
@@ -292,7 +294,7 @@ class CallSubmitter:
 
 
 def _go_on(call: Call) -> None:
-    """A client has come back for the call before its time was up."""
+    """Stop the timer that would cancel the call: a client has come back for it."""
     if call.abandoned is not None:
         call.abandoned.cancel()
         call.abandoned = None

@@ -1,4 +1,4 @@
-"""How an image was served, in seconds from its arrival: what a client reads under `tilework`."""
+"""The timeline of an image, in seconds from its arrival: what a client reads under `tilework`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilework.server.schema.provenance import Provenance
 def request_timeline(
     call: ImageCall, index: int, ticket: Ticket, outcome: Outcome, provenance: Provenance | None = None
 ) -> RequestTimeline:
-    """That of an image that has ended; it shows its `provenance` if it is exact."""
+    """Return the timeline of an image that has ended; it shows its `provenance` if the image is exact."""
     request = ticket.request
     queue_ns, deadline_ns = ticket.queue_ns, request.deadline_ns
     return RequestTimeline(
@@ -40,12 +40,12 @@ def request_timeline(
 
 
 def is_exact(ticket: Ticket, outcome: Outcome) -> bool:
-    """Whether an image was to be exact, and each work of it ran on one device, alone and whole."""
+    """Return whether an image was to be exact, and each work of it ran on one device, alone and whole."""
     return ticket.request.exact and all(segment.is_exact for segment in outcome.segments)
 
 
 def stage_durations(timeline: RequestTimeline) -> dict[str, float]:
-    """Seconds by stage; that of a stage adds up its pieces."""
+    """Return seconds by stage; a stage's pieces are added up."""
     durations_s: dict[str, float] = {}
     for segment in timeline.segments:
         before_s = durations_s.get(segment.stage, 0.0)

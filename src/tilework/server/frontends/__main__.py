@@ -1,6 +1,6 @@
 """The process of one front end: `python -m tilework.server.frontends CHANNEL LISTENER`, both numbers of open sockets.
 
-It imports little, so that it is back soon: neither the API nor anything that knows a model.
+It imports neither the API nor anything that knows a model, so that it starts again quickly.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tilework.server.frontends.messages import EPOCH, Begin, CannotListen, Liste
 from tilework.server.frontends.relay import Relay
 from tilework.server.http.server import AddressInUse, HttpServer
 
-_LAST_WORD_S = 1.0  # For clients to read that the controller has gone.
+_LAST_WORD_S = 1.0  # Time for clients to read that the controller has gone.
 
 
 async def run(channel_end: socket.socket, listener: socket.socket) -> None:
-    """Take HTTP until the controller says that it is enough, or has gone."""
+    """Take HTTP until the controller ends that, or has gone."""
     reader, writer = await asyncio.open_unix_connection(sock=channel_end)
     channel = Channel(reader, writer, frontend_codec(), EPOCH)
     messages = channel.messages()
@@ -42,12 +42,12 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
     server.close()
     await asyncio.wait({serving}, timeout=_LAST_WORD_S)
-    server.abort()  # There is nothing to abort if `Close` has ended it.
+    server.abort()  # Nothing is left to abort if `Close` has ended it.
     await serving
 
 
 def main() -> None:
-    """A signal for all processes of the server concerns the controller alone, which then ends the front ends."""
+    """Run a front end. It ignores signals to all processes of the server: the controller ends the front ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     setproctitle("tilework: front end")

@@ -1,6 +1,6 @@
-"""What a front end and the controller tell each other. The address of a message is the number of its exchange.
+"""The messages between a front end and the controller. The address of a message is the number of its exchange.
 
-An exchange is one HTTP request and its answer. `http` of ASGI (version 3.0) has the meaning of the fields.
+An exchange is one HTTP request and its answer. `http` of ASGI (version 3.0) defines the fields.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import get_args
 from tilework.comm.net.codec import Codec
 
 THE_FRONT_END = -1
-"""The address of messages that belong to no exchange."""
+"""Address of messages that belong to no exchange."""
 EPOCH = 0
-"""Of a connection: each has one end alone, so there is no earlier session."""
+"""Epoch of a connection, which has one session only."""
 
 # From the controller.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What holds for connections: see `ServerConfig`. The first message. `open_paths` need no key."""
+    """The limits for connections: see `ServerConfig`. The first message. `open_paths` need no key."""
 
     max_connections: int
     open_paths: tuple[str, ...]
@@ -36,9 +36,9 @@ class Pull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A piece of the answer; the first one has its head, of which `status` is 0 in all others.
+    """A piece of the answer; the first one has its head, in all others `status` is 0.
 
-    If there is more to come, it is answered by `Taken`.
+    A piece after which more follows is answered by `Taken`.
     """
 
     status: int
@@ -54,10 +54,10 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingAnswer:
-    """An answer that a front end gives by itself, from now on until `Resume`, to all requests that are as this says.
+    """An answer that a front end itself gives from now on until `Resume`, to all requests that it is for.
 
-    They have this method, one of the paths, a body of this type that is there with its head and has none of
-    `unless_body` in it, and none of the headers `unless_headers`.
+    They have this method, one of the paths, a body of this type that came with its head and contains none of
+    `unless_body`, and none of the headers `unless_headers`.
     """
 
     method: str
@@ -79,12 +79,12 @@ class StandingAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Ask the application again."""
+    """The front end passes all requests on to the application again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Take no more connections, and end when no answer is under way."""
+    """The front end takes no more connections, and ends when no answer is under way."""
 
 
 # From the front end.
@@ -92,12 +92,12 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Connections are taken."""
+    """The front end takes connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class CannotListen:
-    """The address is in use, says the message of the error; the front end ends."""
+    """The address is in use; the front end ends. `message` is that of the error."""
 
     message: str
 
@@ -121,7 +121,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class More:
-    """A further piece of the body. The first one comes without being pulled."""
+    """A further piece of the body. The first one comes without a `Pull`."""
 
     body: bytes = field(repr=False)
     more_body: bool
@@ -129,7 +129,7 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The client has taken the piece, or what buffers there are."""
+    """The client, or a buffer, has taken the piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The front end has answered this number of requests by itself since it last said so."""
+    """The number of requests that the front end has answered by itself since the last such message."""
 
     number: int
 

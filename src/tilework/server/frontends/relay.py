@@ -38,7 +38,7 @@ _LOST = ApiError(
     code="server_lost",
     headers=CLOSE | {"Retry-After": "1"},
 )
-_BODY_S = 0.1  # For a body that is sent behind its head, while it decides whether there is a standing answer.
+_BODY_S = 0.1  # Time for a body that is sent after its head, while there is a standing answer.
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +66,8 @@ class Relay:
         return self._standing is not None
 
     async def follow(self, messages: AsyncIterator[tuple[int, ToFrontEnd]], on_close: Callable[[], None]) -> None:
-        """Take what the controller says, until it has gone. Who has no answer by then is told so."""
-        with suppress(BadFrame):  # It was killed in the middle of a message.
+        """Take messages of the controller, until it has gone. Clients without an answer by then get an error."""
+        with suppress(BadFrame):  # The controller was killed in the middle of a message.
             async for number, message in messages:
                 self._take(number, message, on_close)
         self._is_lost = True
@@ -99,7 +99,7 @@ class Relay:
         is_complete = has_begun = False
         try:
             while not is_complete and (answer := await exchange.answers.get()) is not None:
-                if has_begun and answer.status:  # It breaks off.
+                if has_begun and answer.status:  # The answer breaks off.
                     return
                 is_complete, has_begun = not answer.more_body, True
                 await _pass_on(answer, send)
@@ -120,8 +120,8 @@ class Relay:
     async def _ask(self, exchange: _Exchange, scope: Scope, receive: Receive) -> None:
         """Send the request and its body, piece by piece, then watch whether the client goes.
 
-        A body that has come with its head is sent with it. The head of another one is not held up by it: how long a
-        body may take is the application's to say.
+        A body that has come with its head is sent with it. Otherwise the head does not wait for its body: the
+        application decides how long a body may take.
         """
         receiving = asyncio.ensure_future(receive())
         try:
@@ -148,7 +148,7 @@ class Relay:
         self._channel.send(Gone(), exchange.number)
 
     def _count_answered(self) -> None:
-        """The controller is told now and then, so that these requests cost it nothing."""
+        """Count a request that was answered here; the controller is told now and then, so that it costs nothing."""
         if not self._num_answered:
             asyncio.get_running_loop().call_later(_TELL_S, self._tell_answered)
         self._num_answered += 1
@@ -158,7 +158,7 @@ class Relay:
         self._num_answered = 0
 
     async def _send_body(self, exchange: _Exchange, piece: Message, receive: Receive) -> None:
-        """What is left of the body; its first `piece` is there."""
+        """Send the rest of the body; its first `piece` is there."""
         while not _has_gone(piece):
             await exchange.pulls.acquire()
             self._channel.send(More(body=bytes(piece["body"]), more_body=piece["more_body"]), exchange.number)
@@ -168,7 +168,7 @@ class Relay:
 
 
 async def _next_piece(receive: Receive) -> Message:
-    """Gather what comes until it is a piece, so that a client that sends byte by byte is no work for the controller."""
+    """Gather a piece, so that a client that sends byte by byte is no work for the controller."""
     body = bytearray()
     while len(body) < PIECE_BYTES:
         message = await receive()
@@ -181,7 +181,7 @@ async def _next_piece(receive: Receive) -> Message:
 
 
 def _refusal(error: ApiError) -> Answer:
-    """What is answered where no answer has begun; one that has ends where it is."""
+    """Make the answer to a request that has none yet; an answer that has begun ends where it is."""
     told = error.response()
     return Answer(status=told.status_code, headers=tuple(told.raw_headers), body=bytes(told.body), more_body=False)
 

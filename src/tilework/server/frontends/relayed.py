@@ -41,13 +41,13 @@ class RelayedRequests:
         on_listening: Callable[[], None],
         on_answered: Callable[[int], None],
     ) -> None:
-        """`on_answered` hears how many requests the front end has answered by itself."""
+        """Serve a channel; `on_answered` gets the number of requests that the front end has answered by itself."""
         self._app, self._channel, self._on_listening, self._on_answered = app, channel, on_listening, on_answered
         self._exchanges: dict[int, _Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Until the front end closes its connection. Raises BadFrame, and AddressInUse if it cannot listen."""
+        """Serve until the front end closes its connection. Raises BadFrame, and AddressInUse if it cannot listen."""
         try:
             async for number, message in self._channel.messages():
                 self._take(number, message)
@@ -60,7 +60,7 @@ class RelayedRequests:
             case Ask():
                 exchange = self._exchanges[number] = _Exchange(self._channel, number, message)
                 task = asyncio.create_task(self._run(exchange))
-                self._tasks.add(task)  # The loop alone would not keep it.
+                self._tasks.add(task)  # The loop alone would not keep the task.
                 task.add_done_callback(self._tasks.discard)
             case Listening():
                 self._on_listening()
@@ -135,7 +135,7 @@ class _Exchange:
                 self.leave()
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Note that the client has gone."""
         self._has_gone = True
         self._news.set()
         self._room.set()
@@ -143,7 +143,7 @@ class _Exchange:
     # For the application.
 
     async def receive(self) -> Message:
-        """The next piece of the body; after the last one, that the client has gone, once it has."""
+        """Return the next piece of the body; after the last one, once the client has gone, a message that says so."""
         while not self._pieces and not self._has_gone and not self.is_complete:
             if self._wants_more:
                 self._wants_more = False
@@ -157,7 +157,7 @@ class _Exchange:
         return piece
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; while there is more to come, wait until the client has taken this one."""
+        """Send a part of the answer; while more is to come, wait until the client has taken this one."""
         if self._has_gone or self.is_complete:
             return
         if message["type"] == "http.response.start":
@@ -171,7 +171,7 @@ class _Exchange:
             await self._room.wait()
 
     def _send_head(self) -> None:
-        """The head of an answer whose body is not there yet."""
+        """Send the head of an answer whose body is not there yet."""
         if self._head is not None and not self._has_gone:
             self._answer(b"", more_body=True)
 

@@ -19,15 +19,15 @@ from tilework.server.frontends.relayed import RelayedRequests
 from tilework.server.http.connections.protocol import Limits
 
 _log = logging.getLogger("tilework.server")
-_EXIT_S = 5.0  # How long a front end may take to end after its connection.
+_EXIT_S = 5.0  # Time for a front end to end after its connection.
 _PUBLISH_S = 0.05
 _PAUSE_S = 1.0  # Before the next start, if a front end has ended before it took connections.
 
 
 class FrontEnds:
-    """`number` processes that take the connections of one bound socket, and pass their requests to an application.
+    """Keeps `number` processes that take a bound socket's connections, and pass their requests to an application.
 
-    The application runs in this process. A front end that ends costs its connections; the others go on, and another one
+    The application runs in this process. A front end that ends costs its connections; the others go on, and a new one
     takes its place. `max_connections` are for all of them together.
     """
 
@@ -41,7 +41,7 @@ class FrontEnds:
         standing: Callable[[], StandingAnswer | None],
         on_answered: Callable[[int], None],
     ) -> None:
-        """`standing` is what front ends may answer by themselves; `on_answered` hears how often they have."""
+        """Prepare front ends that may give the `standing` answer themselves; `on_answered` gets the number of times."""
         self.listening = asyncio.Event()
         self.num_started = 0
         self._app, self._listener, self._number = app, listener, number
@@ -60,7 +60,7 @@ class FrontEnds:
     async def listen(self) -> None:
         """Take requests until `close`, and then until no answer is under way. Raises AddressInUse.
 
-        The first front end that is up lets connections come.
+        Connections are taken once the first front end is up.
         """
         async with self._app.router.lifespan_context(self._app):
             publishing = asyncio.create_task(self._publish())
@@ -68,13 +68,13 @@ class FrontEnds:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._number):
                         group.create_task(self._keep())
-            except ExceptionGroup as failed:  # A start: each front end fails for the same reason.
+            except ExceptionGroup as failed:  # At the start each front end fails for the same reason.
                 raise failed.exceptions[0] from None
             finally:
                 publishing.cancel()
 
     async def _publish(self) -> None:
-        """Tell the front ends whenever the standing answer is another one, or none."""
+        """Tell the front ends whenever the standing answer changes or ends."""
         while True:
             if (stands := self._standing()) != self._stands:
                 self._stands = stands
@@ -109,7 +109,7 @@ class FrontEnds:
                 await asyncio.sleep(0 if has_listened else _PAUSE_S)
 
     async def _run_one(self) -> bool:
-        """Run one front end to its end. Whether it has taken connections."""
+        """Run one front end to its end. Return whether it has taken connections."""
         ours, theirs = socket.socketpair()
         process = await self._start(theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -124,7 +124,7 @@ class FrontEnds:
         channel.send(self._begin)
         if self._stands is not None:
             channel.send(self._stands)
-        if self._is_closing:  # Since it was started.
+        if self._is_closing:  # `close` was called since it was started.
             channel.send(Close())
         try:
             await requests.serve()
@@ -148,7 +148,7 @@ class FrontEnds:
 
 
 async def _ended(process: Process) -> None:
-    """Wait until a process has ended; one that does not is killed."""
+    """Wait until a process has ended; kill it if it does not end."""
     try:
         await asyncio.wait_for(process.wait(), _EXIT_S)
     except TimeoutError:

@@ -16,15 +16,15 @@ from tilework.server.text import shown
 
 FORM = "multipart/form-data"
 TEXT_FORM = "application/x-www-form-urlencoded"
-"""A form of texts alone, which some libraries send where there is no file."""
+"""Media type of a form of texts alone, which some libraries send if there is no file."""
 JSON = "application/json"
 
 
 class BodyRoom:
-    """The memory for bodies that are read at a time: `most_bytes` for what each has beyond its first `own_bytes`.
+    """The memory for bodies that are being read: `most_bytes` for the parts beyond the first `own_bytes` of each.
 
-    Large ones are read piece by piece in `turn`, one piece of one of them in each round of the event loop: however
-    many there are, other requests wait for one piece.
+    Large bodies are read in `turn`, one piece of one of them in each round of the event loop: however many there are,
+    other requests wait for one piece.
     """
 
     def __init__(self, most_bytes: int, own_bytes: int) -> None:
@@ -35,7 +35,7 @@ class BodyRoom:
 
     @contextmanager
     def place(self) -> Iterator[BodyPlace]:
-        """The place of one body, until the block is left."""
+        """Yield the place of one body, until the block is left."""
         place = BodyPlace(self)
         try:
             yield place
@@ -43,8 +43,10 @@ class BodyRoom:
             self.num_bytes -= place.num_beyond
 
     def grow(self, place: BodyPlace, num_bytes: int) -> None:
-        """Raises:
-        ApiError: 503, there is no room for it now.
+        """Take memory for a body that has `num_bytes` now.
+
+        Raises:
+            ApiError: 503, there is no room for it now.
         """
         beyond = max(0, num_bytes - self._own_bytes) - place.num_beyond
         if beyond > 0 and self.num_bytes + beyond > self._most_bytes:
@@ -55,7 +57,7 @@ class BodyRoom:
 
 @dataclass(slots=True, eq=False)
 class BodyPlace:
-    """What one body takes of a room, beyond what each may have."""
+    """The memory that one body takes of a room, beyond what each may have."""
 
     room: BodyRoom
     num_beyond: int = 0
@@ -66,9 +68,10 @@ class BodyPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongTexts:
-    """A JSON body may have long texts, beside which it has at most `max_rest_bytes`.
+    """Limits of a JSON body that may have long texts: beside them it has at most `max_rest_bytes`.
 
-    Those of more than `kept_bytes` are read and not kept. A form has files instead: its texts have as many bytes.
+    Texts of more than `kept_bytes` are read and not kept. A form has files instead: its texts together have as many
+    bytes.
     """
 
     max_rest_bytes: int
@@ -77,7 +80,7 @@ class LongTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """At most `max_bytes`, which have to be there within `timeout_s`, in a `place` of their own."""
+    """Limits of a body: at most `max_bytes`, which have to come within `timeout_s`, in its own `place`."""
 
     max_bytes: int
     timeout_s: float
@@ -86,7 +89,7 @@ class BodyLimits:
 
     @property
     def max_rest_bytes(self) -> int:
-        """What a JSON body may have beside long texts."""
+        """Most bytes of a JSON body beside long texts."""
         return self.max_bytes if self.texts is None else min(self.max_bytes, self.texts.max_rest_bytes)
 
 
@@ -95,8 +98,9 @@ def media_type(http: Request) -> str:
 
 
 async def in_pieces(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, decompressed, in pieces of at most `PIECE_BYTES`; those of one that is large or compressed
-    in turn with those of others.
+    """Yield the body as it comes, decompressed, in pieces of at most `PIECE_BYTES`.
+
+    Large or compressed bodies take turns.
 
     Raises:
         ApiError: 413 and 408 beyond the limits, 415 and 400 for a content coding that is not known, or not kept to.
@@ -136,7 +140,7 @@ async def _in_time(timeout_s: float) -> AsyncGenerator[None, None]:
 
 
 async def _chunks(http: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Refuse by the announced length at once, and a chunked body as soon as too much has come."""
+    """Yield the body as it comes. A length that is announced as too large is refused at once, a chunked body later."""
     announced = http.headers.get("content-length", "")
     if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise too_large(max_bytes)

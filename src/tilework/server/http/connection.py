@@ -10,7 +10,7 @@ from starlette.types import Receive
 
 
 async def unless_gone(receive: Receive, future: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
-    """Wait for a future, which is never cancelled; False if the time is up first. The body must have been read.
+    """Wait for a future, which is never cancelled; return False if the time is up first. The body must have been read.
 
     Raises:
         ClientDisconnect: the client went away first.

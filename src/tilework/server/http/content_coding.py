@@ -1,7 +1,8 @@
 """Content codings of a request's body: gzip and deflate (RFC 9110, 8.4.1), decompressed in bounded pieces.
 
 OpenAI's clients send none; aiohttp, proxies and scripts that upload batches do. Rejected: other codings, which need
-further packages, and several one upon the other, which no client sends and which multiply what a small body may become.
+further packages, and several on top of each other, which no client sends and which multiply the size that a small body
+may become.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class Plain:
         return piece
 
     def end(self) -> None:
-        """Any body is one."""
+        """Do nothing: a plain body may end anywhere."""
 
 
 class Inflated:
-    """A compressed body. It takes the memory of a chunk, a piece and the window of zlib, 32 KiB, whatever it becomes.
+    """A compressed body. It takes the memory of a chunk, a piece and zlib's window of 32 KiB, whatever its full size.
 
     While it `has_more`, the chunk that it was fed gives pieces, of which some may be empty. Then it takes the next one.
     """
@@ -54,14 +55,14 @@ class Inflated:
 
     @property
     def has_more(self) -> bool:
-        """A piece that zlib still holds comes with the sum at the end, so a body that is whole has nothing left."""
+        """True while the chunk gives pieces. With the checksum at its end, zlib holds back no piece of a whole body."""
         return bool(self._chunk)
 
     def feed(self, chunk: bytes) -> None:
         self._chunk = chunk
 
     def piece(self) -> bytes:
-        """The next piece, of at most `PIECE_BYTES`.
+        """Return the next piece, of at most `PIECE_BYTES`.
 
         Raises:
             ApiError: 400, the body is not compressed so.
@@ -76,15 +77,17 @@ class Inflated:
         return piece
 
     def _begin_member(self) -> None:
-        """Several gzip files, one behind the other, are one. Each takes a turn, however small it is."""
+        """Begin the next gzip file: several in a row are one body. Each takes a turn, however small it is."""
         if self._num_members == _MAX_MEMBERS:
             raise self._malformed(f"has more than {_MAX_MEMBERS} members")
         self._num_members += 1
         self._inflate = zlib.decompressobj(_WINDOW_BITS[self._coding])
 
     def end(self) -> None:
-        """Raises:
-        ApiError: 400, the body has ended too early.
+        """Check that the body is complete.
+
+        Raises:
+            ApiError: 400, the body has ended too early.
         """
         if not self._inflate.eof:
             raise self._malformed("ends before what was compressed does")
@@ -95,7 +98,7 @@ class Inflated:
 
 
 def content_coding(http: Request) -> Plain | Inflated:
-    """How the body of a request is compressed. Raises ApiError: 415, in another way than is known here."""
+    """Return the content coding of a request's body. Raises ApiError 415 for an unknown one."""
     given = ", ".join(http.headers.getlist("content-encoding"))
     codings = [coding for one in given.split(",") if (coding := one.strip().lower()) not in ("", "identity")]
     match codings:

@@ -13,11 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class DirectRoute(APIRoute):
-    """Describes itself as any route of FastAPI, but calls an endpoint at once if that takes nothing but the request and
-    texts of its path, and returns a response or a model.
+    """A route that calls its endpoint directly if it takes only the request and path texts, and returns an answer.
 
-    FastAPI (0.165) enters two exit stacks for such a call, looks for dependencies, and validates what the endpoint has
-    made.
+    It describes itself as any route of FastAPI. For such a call FastAPI (0.165) enters two exit stacks, looks for
+    dependencies, and validates what the endpoint has made.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

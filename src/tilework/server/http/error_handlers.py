@@ -26,7 +26,7 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """No such path, or no such method on it."""
+    """Answer a request for an unknown path, or for an unknown method of a path."""
     assert isinstance(error, HTTPException)
     call = f"{request.method} {shown(request.scope['path'], 200)}"
     if error.status_code == 405:
@@ -38,14 +38,14 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that all routes of a path support; the router's own answer names those of the first route only."""
+    """Return the methods of all routes of a path; the router's own answer names only those of the first one."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in routes for method in getattr(route, "methods", ("GET",))}  # Mounted files have none.
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 async def _wrong_parameter(request: Request, error: Exception) -> Response:
-    """A wrong parameter of the query; its description is the remedy. Bodies are checked in `calls`."""
+    """Answer a wrong parameter of the query; its description is the remedy. Bodies are checked in `calls`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])
@@ -54,5 +54,5 @@ async def _wrong_parameter(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """The client has gone and reads no answer. Proxies log this as 499."""
+    """Answer a client that has gone and reads nothing. Proxies log this as 499."""
     return Response(status_code=499)

@@ -14,11 +14,11 @@ from tilework.server.text import shown
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 CLOSE = {"Connection": "close"}
-"""Of an answer that comes before all of the body has been read."""
+"""Headers of an answer that comes before all of the body has been read."""
 
 
 class ApiError(Exception):
-    """An answer that refuses. `type` is one of OpenAI's words; `extra` are further fields of `error`."""
+    """A refusal as an HTTP answer. `type` is one of OpenAI's words; `extra` are further fields of `error`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from tilework.store.results import Result
 
 
 async def file_answer(result: Result, name: str, http: Request) -> Response:
-    """The file, or the part of it that a Range asks for. `name` is its own, and another file never has it.
+    """Answer with a file, or with the part of it that a Range asks for. `name` is unique to this file.
 
     Raises:
         ApiError: 416, no byte of it is in the part.

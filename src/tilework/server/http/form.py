@@ -21,7 +21,7 @@ from tilework.server.text import shown
 
 MAX_FILES = 64
 MAX_TEXT_BYTES = 1 << 20
-"""Of all texts of a form together, where a server does not say."""
+"""Most bytes of all texts of a form together, unless the server sets a limit."""
 _CHARSETS = {b"utf-8", b"utf8", b"us-ascii", b"iso-8859-1", b"latin-1"}
 _MAX_OPTIONS = 8
 _QUOTED_BYTES = 32 << 10
@@ -60,8 +60,9 @@ async def read_form(http: Request, limits: BodyLimits) -> list[tuple[str, str | 
 
 
 class _Parser(MultiPartParser):
-    """Bounds the texts of a form together, since in memory one may take four times its bytes; and has the content of
-    each file as it came, in pieces.
+    """A parser that bounds the texts of a form together, and keeps files in the pieces in which they came.
+
+    In memory a text may take four times its bytes.
     """
 
     def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], max_text_bytes: int) -> None:
@@ -90,7 +91,7 @@ async def _charged(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, N
 
 
 async def _content(pieces: list[bytes], num_bytes: int, limits: BodyLimits) -> bytes:
-    """All of a file, which is copied in pieces: one copy holds the interpreter for as long as it takes."""
+    """Return a whole file, copied in pieces: a single copy would hold the interpreter all the time."""
     size = sum(map(len, pieces))
     limits.place.grow(num_bytes + size)
     file, place = new_file(size), 0
@@ -104,7 +105,7 @@ async def _content(pieces: list[bytes], num_bytes: int, limits: BodyLimits) -> b
 
 
 def _check_type(http: Request) -> None:
-    """Raises ApiError: the content type has more options than one has, or texts in a code that takes long to read."""
+    """Check the content type. Raises ApiError if it has too many options, or a charset that is slow to read."""
     given = http.headers.get("content-type", "")
     if given.count(";") > _MAX_OPTIONS:
         raise _no_form("its Content-Type has too many options")
@@ -126,7 +127,7 @@ async def _texts(http: Request, limits: BodyLimits, max_bytes: int) -> list[tupl
 
 
 def _decoded(content: bytearray) -> list[tuple[str, str | bytes]]:
-    """Raises ApiError: there are too many fields, or one is no text."""
+    """Parse a form of texts. Raises ApiError if there are too many fields, or one is no text."""
     if content.count(b"&") >= MAX_FIELDS:
         raise _no_form(f"Too many fields. Maximum number of fields is {MAX_FIELDS}")
     pairs = (bytes(pair).partition(b"=") for pair in content.split(b"&") if pair)
@@ -137,7 +138,7 @@ def _decoded(content: bytearray) -> list[tuple[str, str | bytes]]:
 
 
 def _unquoted(text: bytes) -> str:
-    """In pieces, since one that is large would hold the interpreter; none ends within an escape."""
+    """Decode a text in pieces, none of which ends within an escape: a large one at once would hold the interpreter."""
     text.decode("ascii")
     pieces, place = [], 0
     while place < len(text):

@@ -19,10 +19,10 @@ logger = logging.getLogger("tilework.server")
 PROBES = frozenset({"/health", "/ready"})
 METRICS = "/metrics"
 DOCS = ("/docs", "/openapi.json")
-"""What a person opens in a browser, which cannot send `Bearer`: the beginnings of paths."""
+"""Beginnings of paths that a person opens in a browser, which cannot send `Bearer`."""
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
-TENANTS = "tilework.tenants"  # That of all tenants, as they were when it came.
-KEY = "tilework.key"  # And that of the key with which it came.
+TENANTS = "tilework.tenants"  # The key of all tenants, as they were when the request came.
+KEY = "tilework.key"  # The key of the API key with which it came.
 IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
 
@@ -33,26 +33,26 @@ def tenant_of(scope: Scope) -> Tenant:
 
 
 def tenants_of(scope: Scope) -> Tenants:
-    """All tenants, as they were when the request came: the same for all of it, though others take their place."""
+    """Return all tenants as they were when the request came: the same for all of it, though others replace them."""
     tenants = scope[TENANTS]
     assert isinstance(tenants, Tenants)
     return tenants
 
 
 def key_of(scope: Scope) -> bytes:
-    """The key that a request came with; empty without."""
+    """Return the key that a request came with; empty without one."""
     key = scope[KEY]
     assert isinstance(key, bytes)
     return key
 
 
 def is_head(scope: Scope) -> bool:
-    """Whether only the head of the answer was asked for; then answering must have no effects."""
+    """Return whether only the head of the answer was asked for; then answering must have no effects."""
     return IS_HEAD in scope
 
 
 class CatchBugs:
-    """Answer an unexpected exception with a 500; its traceback goes to the log, never to the client."""
+    """Answers an unexpected exception with a 500; its traceback goes to the log, never to the client."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -75,16 +75,16 @@ class CatchBugs:
 
 
 class RequireKey:
-    """Let a request pass only with `Authorization: Bearer KEY`, and put key, tenant and all tenants into the scope.
+    """Passes a request on only with `Authorization: Bearer KEY`, and puts key, tenant and all tenants into the scope.
 
     A request whose tenant is in the scope already passes: it is a call of a batch.
 
     `open_paths` need no key. For `DOCS` a browser asks its user for the key, and sends it as the password of `Basic`.
-    No other path takes that: a browser sends it along with what other sites let it send, too. A key of the scope
-    metrics opens `METRICS` alone. The time that a check takes reveals nothing: see `Tenants.find`.
+    No other path takes that: a browser also sends it with requests that other sites make it send. A key of the scope
+    metrics opens only `METRICS`. The time that a check takes reveals nothing: see `Tenants.find`.
 
-    Where there are several tenants, one may have `most_at_once` requests under way, so that connections are left for
-    the others.
+    If there are several tenants, one may have `most_at_once` requests under way, so that connections are left for the
+    others.
     """
 
     def __init__(self, app: ASGIApp, tenants: CurrentTenants, open_paths: Collection[str], most_at_once: int) -> None:
@@ -123,7 +123,7 @@ class RequireKey:
 
 
 class LimitHead:
-    """Refuse a head of more than `max_bytes`: the HTTP server itself accepts one that arrives in one piece."""
+    """Refuses a head of more than `max_bytes`: the HTTP server itself accepts one that arrives in one piece."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -137,7 +137,7 @@ class LimitHead:
 
 
 class HeadAsGet:
-    """Answer HEAD like GET; the HTTP server leaves the body out. `is_head` says that it was a HEAD."""
+    """Answers HEAD like GET; the HTTP server leaves the body out. `is_head` tells that it was a HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -164,7 +164,7 @@ def _key(scope: Scope, *, takes_basic: bool) -> bytes | None:
 
 
 def _password(credentials: bytes) -> bytes | None:
-    """Of `name:password` in base64 (RFC 7617)."""
+    """Return the password in `name:password` in base64 (RFC 7617)."""
     try:
         return b64decode(credentials, validate=True).partition(b":")[2]
     except ValueError:

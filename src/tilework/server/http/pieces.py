@@ -8,7 +8,7 @@ PIECE_BYTES = 64 << 10
 
 
 class InPieces:
-    """Pass large bodies to the HTTP server in pieces, so that it never buffers more than one that is not taken."""
+    """Passes large bodies to the HTTP server in pieces, so that it never buffers more than one that is not taken."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

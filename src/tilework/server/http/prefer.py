@@ -1,4 +1,4 @@
-"""The `Prefer` header (RFC 7240): whether a client wants an answer at once, and fetches the result later."""
+"""The `Prefer` header (RFC 7240), by which a client asks for an answer at once, and fetches the result later."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MAX_WAIT_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """`is_async`: answer 202 if the result is not there within `wait_s` seconds."""
+    """The wish of a client. `is_async`: answer 202 if the result is not there within `wait_s` seconds."""
 
     is_async: bool = False
     wait_s: int = 0
 
     def applied(self) -> str:
-        """What `Preference-Applied` says."""
+        """Return the value of `Preference-Applied`."""
         return f"{RESPOND_ASYNC}, wait={self.wait_s}" if self.wait_s else RESPOND_ASYNC
 
 

@@ -1,4 +1,4 @@
-"""A port of the loopback for probes and metrics, which needs no key: who reaches it is on this machine."""
+"""A port of the loopback for probes and metrics, which needs no key: its clients are on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProbesOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http"  # The application hears of start and end by its own server.
+        assert scope["type"] == "http"  # The application gets start and end from its own server.
         if scope["path"] in PROBES | {METRICS}:
             await self._app({**scope, TENANT: _MONITOR}, receive, send)
         else:
@@ -36,7 +36,7 @@ class ProbesOnly:
 
 @asynccontextmanager
 async def probe_port(app: ASGIApp, port: int | None, limits: Limits) -> AsyncIterator[str | None]:
-    """Answer there while the block runs, and yield the URL; without a port do nothing. Raises AddressInUse."""
+    """Answer on the port while the block runs, and yield its URL; without a port do nothing. Raises AddressInUse."""
     if port is None:
         yield None
         return

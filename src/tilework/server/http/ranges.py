@@ -13,10 +13,10 @@ _RANGE = re.compile(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*", re.ASCII)
 
 
 def wanted_part(headers: Headers, num_bytes: int, etag: str) -> range | None:
-    """The part of a file that a request asks for; None: all of it.
+    """Return the part of a file that a request asks for; None: all of it.
 
-    Several parts, other units and what is no range are answered with all of it, as the RFC lets a server do. So is a
-    range for another version (`If-Range`).
+    Several parts, other units and invalid ranges are answered with all of it, as the RFC lets a server do. So is a
+    range of another version (`If-Range`).
 
     Raises:
         ApiError: 416, no byte of the file is in the part.
@@ -39,7 +39,7 @@ def wanted_part(headers: Headers, num_bytes: int, etag: str) -> range | None:
 
 
 def part_headers(part: range | None, num_bytes: int, etag: str) -> dict[str, str]:
-    """The headers of an answer with this part of a file, or all of it."""
+    """Return the headers of an answer with this part of a file, or all of it."""
     headers = {"Accept-Ranges": "bytes", "ETag": etag, "Content-Length": str(num_bytes if part is None else len(part))}
     if part is not None:
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{num_bytes}"

@@ -24,8 +24,8 @@ from tilework.server.http.pieces import InPieces
 # meets a connection that the server has just closed.
 _KEEP_ALIVE_S = 20
 _ABORT_S = 1
-_BACKLOG = 2048  # As uvicorn has it.
-_TURNS = 8  # Of the loop, in which an address may open all of its share of connections.
+_BACKLOG = 2048  # As in uvicorn.
+_TURNS = 8  # Turns of the loop in which an address may open all of its share of connections.
 
 _log = logging.getLogger("tilework.server")
 
@@ -48,8 +48,9 @@ class HttpServer(uvicorn.Server):
         max_connections: int,
         open_paths: Collection[str] = (),
     ) -> None:
-        """`open_paths` need no key. There are fewer connections than `max_connections` if this process may have too few
-        files open for them.
+        """Prepare the server; `open_paths` need no key.
+
+        It takes fewer than `max_connections` if this process may open too few files for them.
         """
         self.listening = asyncio.Event()
         self._places = Places(_possible(max_connections), time.monotonic)
@@ -60,7 +61,7 @@ class HttpServer(uvicorn.Server):
                 http=self._protocol,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                log_config=None,  # Its lines go where ours go, so that those that repeat are counted.
+                log_config=None,  # Its lines go to our log, so that repeated ones are counted.
                 log_level="warning",
                 access_log=False,
                 ws="none",
@@ -76,7 +77,7 @@ class HttpServer(uvicorn.Server):
         await self.serve(sockets=[self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin. The port takes connections when all is there to answer them: a probe need not wait for an answer."""
+        """Begin. The port takes connections once all is there to answer them, so a probe does not wait."""
         await super().startup([])
         try:
             _listen(self._listener)
@@ -84,14 +85,15 @@ class HttpServer(uvicorn.Server):
             await self.lifespan.shutdown()
             raise
         state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-        # Fewer than the share of an address by far: the first would give way before what it has sent could be read.
+        # Far fewer than the share of an address: otherwise the first would lose its place before its data could be
+        # read.
         at_once = max(1, self._places.most_of_one // _TURNS)
         acceptor = Acceptor(self._listener, partial(self._protocol, **state), at_once)
         self.servers.append(acceptor)  # type: ignore[arg-type]
         self.listening.set()
 
     async def until_listening(self, serving: asyncio.Task[None]) -> None:
-        """Wait for connections to be taken, by the task of `listen`. Raises AddressInUse."""
+        """Wait until connections are taken by the task of `listen`. Raises AddressInUse."""
         listening = asyncio.create_task(self.listening.wait())
         try:
             await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +109,7 @@ class HttpServer(uvicorn.Server):
             acceptor.close()
 
     def abort(self) -> None:
-        """Cut off all connections. What still works for one, and does not see that it has gone, is ended soon after."""
+        """Cut off all connections. Tasks that do not see that theirs has gone are ended soon after."""
         for connection in list(self.server_state.connections):
             assert isinstance(connection, LimitedProtocol)
             connection.abort()
@@ -119,7 +121,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _possible(max_connections: int) -> int:
-    """As many connections as that, or fewer if files that this process may have open are too few for them."""
+    """Return `max_connections`, or fewer if this process may open too few files for them."""
     limit = possible_limit()
     most = min(max_connections, connections_within(limit))
     if most < max_connections:
@@ -129,7 +131,7 @@ def _possible(max_connections: int) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port before anything else is begun, so that a wrong address is known at once. Raises AddressInUse."""
+    """Bind the port before anything else is begun, so that a wrong address is known at once. Raises AddressInUse."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -147,7 +149,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _listen(listener: socket.socket) -> None:
-    """Let connections come. Raises AddressInUse."""
+    """Take connections. Raises AddressInUse."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:  # Another process has listened since the port was bound.

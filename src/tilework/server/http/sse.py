@@ -1,8 +1,8 @@
-"""Server-sent events: how they look on the wire, and a response that sends them as they come.
+"""Server-sent events: their form on the wire, and a response that sends them as they come.
 
 sse-starlette sends them and the comments between them, and watches the client. It would also end streams at a signal,
-but sees none here: `main` handles signals, and lets streams go on while it drains. FastAPI's own response (0.165) does
-not serve: a route with it always answers with events, whatever the body asks for, and its keep-alive time is fixed.
+but sees none here: `main` handles signals, and lets streams go on while it drains. FastAPI's own response (0.165) is of
+no use: a route with it always answers with events, whatever the body asks for, and its keep-alive time is fixed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ MEDIA_TYPE = "text/event-stream"
 
 
 def event(name: str, data: Mapping[str, object]) -> bytes:
-    """One event; its type is in the data as well. JSON in ASCII holds no line break.
+    """Encode one event; its type is in the data as well. JSON in ASCII holds no line break.
 
-    `ServerSentEvent.encode` gives the same bytes, but looks for line breaks: 8 ms more for a picture of 1 MiB.
+    `ServerSentEvent.encode` gives the same bytes, but looks for line breaks: 8 ms more for an image of 1 MiB.
     """
     text = json.dumps({"type": name, **data})
     return f"event: {name}\ndata: {text}\n\n".encode("ascii")
 
 
 def chunk(data: Mapping[str, object]) -> bytes:
-    """One event without a name, as streams of chats have them."""
+    """Encode one event without a name, as streams of chats have them."""
     return f"data: {json.dumps(data)}\n\n".encode("ascii")
 
 
 class EventStream(EventSourceResponse):
-    """Sends each chunk of `events` only when the client has taken the one before, and a comment now and then.
+    """Sends each chunk of `events` only when the client has taken the one before, and a comment every `keep_alive_s`.
 
-    The generator is closed, then `on_close` called, when it has ended or the client has gone, whichever is first. HEAD
-    does not begin it.
+    When the generator has ended or the client has gone, whichever is first, the generator is closed and then `on_close`
+    called. HEAD does not begin it.
     """
 
     def __init__(

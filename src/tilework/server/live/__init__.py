@@ -1,4 +1,5 @@
 """Owns what the page at `/` shows of a running server: what devices do, what waits, what was on time.
 
-Fed by the engine as things happen, and read at most twice a second, however many read. Must not know routes or calls.
+The engine feeds it as things happen; it is read at most twice a second, however many watch. Must not know routes or
+calls.
 """

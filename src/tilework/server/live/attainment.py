@@ -1,4 +1,4 @@
-"""Which deadlines were kept, by class, tenant and model: since the start, and in the latest minutes."""
+"""The deadlines that were kept, by class, tenant and model: since the start, and in the latest minutes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilework.core.time import NS_PER_S
 
 WINDOW_NS = 600 * NS_PER_S
 SPAN_NS = 10 * NS_PER_S
-"""Ends of the same ten seconds leave the window together, so that its memory does not grow with how many there are."""
+"""Span of time whose ends of requests leave the window together, so that memory does not grow with their number."""
 
 
 class Group(NamedTuple):
-    """What is counted together: `by` is `class`, `tenant` or `model`, and `name` the one of it."""
+    """A group of requests that are counted together: `by` is `class`, `tenant` or `model`, and `name` the one of it."""
 
     by: str
     name: str
@@ -24,8 +24,9 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """Requests that have ended: by their deadline, after it, without one (cancelled ones are there, too), and those
-    that were refused. The first two again for the window.
+    """Numbers of requests that have ended: on time, late, without a deadline (and cancelled ones), and refused.
+
+    The first two also for the window alone.
     """
 
     on_time: int = 0
@@ -38,7 +39,7 @@ class Counts:
 
 @dataclass(slots=True)
 class _Span:
-    """The ends of requests with a deadline in a span of time, by group: how many by it, and how many after it."""
+    """The ends of requests with a deadline in a span of time: numbers by group, on time and late."""
 
     number: int
     on_time: Counter[Group] = field(default_factory=Counter)
@@ -58,7 +59,7 @@ class Attainment:
             self._of(group).refused += 1
 
     def ended(self, request: Request, is_met: bool | None, now_ns: int) -> None:
-        """`is_met` as `Request.met_deadline` says it."""
+        """Count a request that has ended; `is_met` is the result of `Request.met_deadline`."""
         self._forget(now_ns)
         for group in _groups(request):
             counts = self._of(group)
@@ -74,7 +75,7 @@ class Attainment:
                 self._span(now_ns).late[group] += 1
 
     def rows(self, now_ns: int) -> Iterator[tuple[Group, Counts]]:
-        """All groups by name, as of now."""
+        """Return all groups by name, as of now."""
         self._forget(now_ns)
         return iter(sorted(self.counts.items()))
 
@@ -91,7 +92,7 @@ class Attainment:
         return self._recent[-1]
 
     def _forget(self, now_ns: int) -> None:
-        """Take what has left the window out of the recent counts."""
+        """Subtract from the recent counts what has left the window."""
         oldest = (now_ns - WINDOW_NS) // SPAN_NS
         while self._recent and self._recent[0].number <= oldest:
             span = self._recent.popleft()

@@ -1,4 +1,4 @@
-"""What an engine did lately and does now, for those that watch it: works as tiles, and requests that have ended."""
+"""Activity of an engine, recent and present, for clients that watch it: works as tiles, and ended requests."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.live.attainment import Attainment
 
 MOST_KEPT = 10_000
-"""How much of the past is kept: works, loads and ends of requests."""
+"""Most entries of the past that are kept: works, loads and ends of requests."""
 LOAD = "load weights"
-"""In the place of a stage, of a tile in which a device loads weights."""
+"""Name in place of a stage for a tile in which a device loads weights."""
 
 _TIMED = frozenset({Ending.DONE, Ending.STOPPED})
 """Endings of works whose start is known."""
 
 
 class Tile(NamedTuple):
-    """A run on its devices; `requests` are their numbers (`Feed.number`), and none for a load of weights.
+    """A work on its devices; `requests` are their numbers (`Feed.number`), none for a load of weights.
 
-    `end_ns` of one that has not ended is predicted. `first_step` counts from 0; `steps` is 0 for a stage without any.
+    `end_ns` of a work that has not ended is predicted. `first_step` counts from 0; `steps` is 0 for a stage without
+    steps.
     """
 
     start_ns: int
@@ -43,7 +44,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """A request that has ended, by its number: how, when, and how many steps it had made."""
+    """A request that has ended, by its number: its status, its end, and the steps that it had made."""
 
     number: int
     request: Request
@@ -62,10 +63,9 @@ class _Sent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Feed(Observer):
-    """Observes an engine. The past is a sequence that grows at its end: `num_past` counts all of it, the kept part is
-    its end.
+    """Observes an engine. The past is a sequence that grows at its end, which is kept; `num_past` counts all of it.
 
-    Requests have numbers here, since their uids are for their own tenants alone.
+    Requests have numbers here, since their uids are only for their own tenants.
     """
 
     now_ns: Callable[[], int]
@@ -73,23 +73,23 @@ class Feed(Observer):
     num_past: int = 0
     _past: deque[Tile | EndedRequest] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     _sent: dict[int, _Sent] = field(default_factory=dict)
-    _free_ns: dict[int, int] = field(default_factory=dict)  # When the latest work of a device ended.
-    _numbers: dict[str, int] = field(default_factory=dict)  # Of open requests.
+    _free_ns: dict[int, int] = field(default_factory=dict)  # The time when the latest work of a device ended.
+    _numbers: dict[str, int] = field(default_factory=dict)  # Numbers of open requests.
     _next: count[int] = field(default_factory=lambda: count(1))
 
     def number(self, uid: str) -> int:
-        """The number of an open request, which gets one when it is first asked for."""
+        """Return the number of an open request, which gets one when it is first asked for."""
         number = self._numbers.get(uid)
         if number is None:
             number = self._numbers[uid] = next(self._next)
         return number
 
     def since(self, place: int) -> Iterator[Tile | EndedRequest]:
-        """What was kept of the past from this place of the sequence on."""
+        """Return what was kept of the past from this place of the sequence on."""
         return islice(self._past, max(0, len(self._past) - (self.num_past - place)), None)
 
     def planned(self, now_ns: int) -> list[Tile]:
-        """Works that run or wait in the queues of their devices, with the starts and ends that are predicted now."""
+        """Return works that run or are queued on devices, with the starts and ends that are predicted now."""
         free_ns, tiles = dict(self._free_ns), []
         for sent in self._sent.values():
             work = sent.work
@@ -107,7 +107,7 @@ class Feed(Observer):
 
     def on_work_ended(self, ended: EndedWork) -> None:
         sent = self._sent.pop(ended.work.work_id, None)
-        if sent is None:  # It was sent before anything was observed.
+        if sent is None:  # The work was sent before anything was observed.
             return
         for device_id in ended.work.devices:
             self._free_ns[device_id] = ended.end_ns
@@ -128,7 +128,7 @@ class Feed(Observer):
         request = ticket.request
         number = self.number(request.uid)
         del self._numbers[request.uid]
-        ended = EndedRequest(  # Without the outcome, which has the picture.
+        ended = EndedRequest(  # Without the outcome, which holds the image.
             number=number,
             request=request,
             status=outcome.status,

@@ -1,6 +1,6 @@
 """The state of a server at one moment as one viewer may see it, ready for JSON: `schema.live.LiveState`.
 
-Requests of other tenants are tiles without a name: what is told of them is a number, their stage and their devices.
+Requests of other tenants are tiles without a name: a viewer sees only a number, their stage and their devices.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tilework.server.live.attainment import WINDOW_NS, Counts, Group
 from tilework.server.live.feed import EndedRequest, Feed, Tile
 
 MOST_REQUESTS = 200
-"""Open requests that are listed: those that run, then the most urgent ones."""
+"""Most open requests that are listed: those that run, then the most urgent ones."""
 MOST_ETAS = 20
-"""How many of these get a present prediction; the others show that of their admission."""
+"""Number of these that get a present prediction; the others show that of their admission."""
 MOST_PAST = 2_000
-"""How much of the past one frame has."""
+"""Most entries of the past in one frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The tenant that looks; None: it sees the requests of all."""
+    """A viewer, by its tenant; None: it sees the requests of all."""
 
     tenant: str | None = None
 
@@ -37,9 +37,9 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """`fields` are the state, and what happened from the place `begin` of the feed's past to `end`.
+    """The state, in `fields`, with what happened from the place `begin` of the feed's past to `end`.
 
-    `devices` are apart, since they change seldom, every few seconds at most where cards say something of themselves.
+    `devices` are separate, since they change seldom: every few seconds at most, if cards report anything.
     """
 
     begin: int
@@ -49,7 +49,7 @@ class Frame:
 
 
 def frame(engine: Engine, feed: Feed, viewer: Viewer, begin: int) -> Frame:
-    """The frame of a viewer that has seen what happened before `begin`. Its time grows with the open requests."""
+    """Return the frame of a viewer that has seen the past before `begin`, in time proportional to open requests."""
     now_ns, end = engine.now_ns(), feed.num_past
     past = list(feed.since(max(begin, end - MOST_PAST)))
     tickets = list(engine.open_tickets())
@@ -73,13 +73,13 @@ def frame(engine: Engine, feed: Feed, viewer: Viewer, begin: int) -> Frame:
 
 
 def _urgency(ticket: Ticket) -> tuple[bool, bool, int, int]:
-    """Those that run first, then by deadline, then by arrival."""
+    """Return a sort key: running requests first, then by deadline, then by arrival."""
     deadline_ns = ticket.request.deadline_ns
     return not ticket.is_running, deadline_ns is None, deadline_ns or 0, ticket.request.arrival_ns
 
 
 def _may_see(viewer: Viewer, group: Group) -> bool:
-    """Tenants see their own share, not who the others are."""
+    """Return whether a viewer may see a group: tenants see their own share, not the names of others."""
     return viewer.tenant is None or group.by != "tenant" or group.name == viewer.tenant
 
 

@@ -1,6 +1,6 @@
-"""Those that watch a server: one frame for all that may see the same, twice a second.
+"""The clients that watch a server: one frame for all that may see the same, twice a second.
 
-A watcher gets the next frame when it has taken the one before. One that is slower gets fewer frames, each with what
+A watcher gets the next frame when it has taken the one before. A slower watcher gets fewer frames, each with what
 happened meanwhile, and nothing piles up for it; the HTTP server cuts off a client that hardly reads.
 """
 
@@ -22,12 +22,12 @@ EVENT = "tilework.live"
 
 
 class TooManyWatch(Exception):
-    """As many watch as may."""
+    """The server has as many watching clients as it takes."""
 
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """The latest frame of a kind of viewer, and its events by whether its devices are in them."""
+    """The latest frame for one kind of viewer, and its events with and without devices."""
 
     frame: Frame
     events: dict[bool, bytes] = field(default_factory=dict)
@@ -42,17 +42,17 @@ class _Shared:
 
 @dataclass(slots=True, eq=False)
 class Watchers:
-    """`num_watching` is how many there are."""
+    """The clients that watch; `num_watching` counts them."""
 
     engine: Engine
     feed: Feed
     num_watching: int = 0
     _shared: dict[Viewer, _Shared] = field(default_factory=dict)
-    _shared_at: int = 0  # The period that they are of.
+    _shared_at: int = 0  # The period of the shared frames.
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def state(self, viewer: Viewer) -> dict[str, object]:
-        """The present state, with what was kept of the past."""
+        """Return the present state, with what was kept of the past."""
         return _complete(frame(self.engine, self.feed, viewer, 0))
 
     def close(self) -> None:
@@ -69,8 +69,9 @@ class Watchers:
         self.num_watching -= 1
 
     async def events(self, viewer: Viewer, may_see: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-        """First the state with the past, then what has changed, until the server stops or the viewer may see that no
-        more. `devices` are null if they are as they were.
+        """Yield the state with the past, then changes, until the server stops or the viewer may not see them any more.
+
+        `devices` are null if they have not changed.
         """
         latest = frame(self.engine, self.feed, viewer, 0)
         yield event(EVENT, _complete(latest))
@@ -81,7 +82,7 @@ class Watchers:
             yield shared.event(has_changed)
 
     def _share(self, viewer: Viewer, begin: int) -> _Shared:
-        """A frame that begins there: that of this period if another watcher has it already."""
+        """Return a frame that begins there: that of this period if another watcher has it already."""
         period = self._period()
         if period != self._shared_at:
             self._shared.clear()
@@ -95,7 +96,7 @@ class Watchers:
         return int(asyncio.get_running_loop().time() / PERIOD_S)
 
     def _next_s(self) -> float:
-        """Seconds until the next period begins: all watchers wake up together."""
+        """Return the seconds until the next period begins: all watchers wake up together."""
         return PERIOD_S * (self._period() + 1) - asyncio.get_running_loop().time()
 
     async def _closed_before(self, seconds: float) -> bool:

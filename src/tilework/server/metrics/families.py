@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 class CallRefusal(StrEnum):
-    """Why a call is not taken, beside what the engine says, and beside `Unready`."""
+    """Reasons why a call is not taken, beside those of the engine and those of `Unready`."""
 
     TOO_MANY_OPEN = "too_many_open"
     TOO_MANY_A_MINUTE = "rate_limit_exceeded"
@@ -46,40 +46,40 @@ class CallRefusal(StrEnum):
 
 
 def reason_of(unready: Unready) -> str:
-    """The reason for which an image is not taken then; without devices it is what the engine would say."""
+    """Return the reason why an image is not taken then; without devices it is the engine's."""
     return RefusalCode.NO_DEVICE if unready is Unready.NO_DEVICES else unready
 
 
 class DeadlineResult(StrEnum):
-    """What became of a deadline."""
+    """Results of a deadline."""
 
     ON_TIME = "on_time"
     LATE = "late"
 
 
 class PromiseResult(StrEnum):
-    """What became of a promised deadline."""
+    """Results of a promised deadline."""
 
     KEPT = "kept"
     BROKEN = "broken"
 
 
 class PatchResult(StrEnum):
-    """What became of a patch of a step."""
+    """Results of a patch of a step."""
 
     COMPUTED = "computed"
     SKIPPED = "skipped"
 
 
 class WebhookResult(StrEnum):
-    """What became of an attempt to tell a webhook."""
+    """Results of an attempt to tell a webhook."""
 
     TAKEN = "taken"
     FAILED = "failed"
 
 
 class Intervention(StrEnum):
-    """What the guard of promises does against the planner, or in its place."""
+    """Acts of the guard of promises against the planner, or in its place."""
 
     START_VETOED = "start_vetoed"
     STOP_VETOED = "stop_vetoed"
@@ -87,7 +87,7 @@ class Intervention(StrEnum):
 
 
 class MemoryUser(StrEnum):
-    """Who uses memory of a card. `ANY`: the card does not tell whose it is, as in a container."""
+    """Users of the memory of a card. `ANY`: the card does not tell whose it is, as in a container."""
 
     WORKER = "worker"
     OTHERS = "others"
@@ -96,7 +96,7 @@ class MemoryUser(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label with all its `values`; one without any says in `text` what they are."""
+    """A label with all its `values`; for one without them, `text` describes the values."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ OPEN_LABELS = (CLASS, SIZE, DEGREE, STAGE, DEVICE, PLACEMENT, PROCESS, VERSION, 
 
 SOURCE = _values("source", LoadSource)
 
-# What became of calls.
+# Results of calls.
 
 REQUESTS = _counter(
     "requests",
@@ -224,7 +224,7 @@ CACHED_PATCHES = _counter(
     _values("result", PatchResult),
 )
 
-# What is open.
+# Open requests.
 
 UNREADY = _gauge("unready", "1 if /ready answers 503 for this reason", _values("reason", Unready))
 JOBS_QUEUED = _gauge("jobs_queued", "Images that wait for a device, before their first work or between two", CLASS)
@@ -238,7 +238,7 @@ PROMISE_INTERVENTIONS = _gauge(
     _values("kind", Intervention),
 )
 
-# What devices do.
+# Devices at work.
 
 WORKS = _counter("works", "Works by how they ended", STAGE, DEGREE, _values("ending", Ending))
 STEPS = _counter(
@@ -318,7 +318,7 @@ PLACEMENT_BUSY_RATIO = _gauge(
 )
 PLACEMENT_CHANGES = _counter("placement_changes", "Times that the policy has changed what devices are for")
 
-# What is held.
+# Held resources.
 
 DISK_FREE_BYTES = _gauge("disk_free_bytes", "Room on the disk of the durable directory")
 STORE_BYTES = _gauge("store_bytes", "Results kept for fetching; expired ones until the next access")
@@ -379,4 +379,4 @@ BUILD_INFO = _gauge("build_info", "What is running; always 1", VERSION, POLICY, 
 UPTIME_SECONDS = _gauge("uptime_seconds", "Since the server began to load its models")
 
 FAMILIES = tuple(one for one in tuple(globals().values()) if isinstance(one, Family))
-"""All of them, in the order of this file."""
+"""All metrics, in the order of this file."""

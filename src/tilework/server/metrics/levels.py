@@ -30,7 +30,7 @@ from tilework.store.results import ResultStore
 class Levels(Collector):
     """Gauges whose values are read at a scrape; the engine must have started.
 
-    `unready` says why no call is taken; `disk` is that of the durable directory.
+    `unready` returns why no call is taken; `disk` is that of the durable directory.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Levels(Collector):
         return found
 
     def _room(self) -> Iterator[Metric]:
-        """Without a value if there is no durable directory, or its disk does not answer."""
+        """Yield the free disk space, without a value if there is no durable directory, or its disk does not answer."""
         found = level(families.DISK_FREE_BYTES)
         with suppress(OSError):
             if self._disk is not None:
@@ -128,7 +128,7 @@ class Levels(Collector):
             yield self._by_number(family, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
     def _resident(self, workers: Mapping[str, int]) -> Metric:
-        """Only where there is /proc."""
+        """Return the memory of processes; only where there is /proc."""
         found = level(families.RESIDENT_BYTES)
         if (own := resident_bytes(os.getpid())) is not None:
             found.add_metric(("server",), own)
@@ -138,7 +138,7 @@ class Levels(Collector):
 
 
 def _by_placement(placements: Iterable[PlacementStatus]) -> Iterator[Metric]:
-    """What the policy counts for the devices of each placement type in its window."""
+    """Yield what the policy counts for the devices of each placement type in its window."""
     values: Sequence[tuple[Family, Callable[[PlacementStatus], float]]] = (
         (families.PLACEMENT_DEVICES, lambda one: one.num_devices),
         (families.PLACEMENT_BACKLOG, lambda one: one.backlog),

@@ -1,4 +1,4 @@
-"""What metrics are made of: the library's counters, gauges and histograms, and labels with a limit."""
+"""The parts of metrics: the library's counters, gauges and histograms, and labels with a limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = "other"
 
 
 class Names:
-    """Values of a label, so that no client can add as many as it likes: those that come first, then "other"."""
+    """Values of a label, limited so that clients cannot add any number: the first ones, then "other"."""
 
     def __init__(self, first: Sequence[str] = ()) -> None:
         self._names: dict[Hashable, str] = {name: name for name in first}
@@ -37,7 +37,7 @@ class Meters:
         self.registry = CollectorRegistry()
 
     def counter(self, family: Family) -> Counter:
-        """The library puts `_total` behind the name that it is given."""
+        """Make a counter; the library appends `_total` to the name that it is given."""
         assert family.kind is Kind.COUNTER, family
         name = family.name.removesuffix("_total")
         counter = Counter(name, family.text, family.label_names, registry=self.registry)
@@ -51,12 +51,12 @@ class Meters:
         return Gauge(family.name, family.text, family.label_names, registry=self.registry)
 
     def histogram(self, family: Family) -> Histogram:
-        """With negative bounds no sum is shown: Prometheus takes sums for counters."""
+        """Make a histogram. With negative bounds no sum is shown: Prometheus takes sums for counters."""
         assert family.kind is Kind.HISTOGRAM, family
         return Histogram(family.name, family.text, family.label_names, buckets=family.bounds, registry=self.registry)
 
 
 def level(family: Family) -> GaugeMetricFamily:
-    """A gauge that is read at a scrape, without values yet."""
+    """Make a gauge that is read at a scrape, without values yet."""
     assert family.kind is Kind.GAUGE, family
     return GaugeMetricFamily(family.name, family.text, labels=family.label_names)

@@ -1,4 +1,4 @@
-"""What Prometheus reads: one registry per app, fed by the engine as things happen; `docs/operations.md` lists all."""
+"""Metrics for Prometheus: one registry per app, fed by the engine as things happen (docs/operations.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tilework.store.results import ResultStore
 class Metrics(Observer):
     """Observes the engine, once `Engine.observe` has it. No metric is counted by tenant.
 
-    `use` is how busy devices were lately, for other sets (see `server.sets`). `unready` says why no call is taken, and
+    `use` is the recent use of devices, for other sets (see `server.sets`). `unready` returns why no call is taken, and
     `disk` is that of the durable directory.
     """
 
@@ -63,7 +63,7 @@ class Metrics(Observer):
         self._decision = meters.histogram(families.DECISION_SECONDS)
 
     def text(self) -> bytes:
-        """In Prometheus' format. The engine must have started."""
+        """Return all metrics in Prometheus' format. The engine must have started."""
         return generate_latest(self._registry)
 
     # For the server.
@@ -72,35 +72,35 @@ class Metrics(Observer):
         self._invalid.inc()
 
     def count_warnings(self, number: int) -> None:
-        """A call gets this number of warnings."""
+        """Count the warnings that a call gets."""
         self._warnings.inc(number)
 
     def count_webhook(self, is_taken: bool) -> None:
-        """An attempt to send a webhook has ended."""
+        """Count an attempt to send a webhook."""
         self._webhooks.labels(WebhookResult.TAKEN if is_taken else WebhookResult.FAILED).inc()
 
     def count_refused_at_front_ends(self, number: int) -> None:
-        """Front ends have refused this number of calls, since the queue is full."""
+        """Count calls that front ends have refused, since the queue is full."""
         self._at_front_ends.inc(number)
 
     def count_too_many_open(self, priority: str) -> None:
-        """A tenant's limit has refused a call."""
+        """Count a call that a tenant's limit has refused."""
         self._requests.refused(priority, CallRefusal.TOO_MANY_OPEN)
 
     def count_too_many_a_minute(self) -> None:
-        """A key has made its calls of this minute."""
+        """Count a call of a key that has made its calls of this minute."""
         self._requests.refused_unread(CallRefusal.TOO_MANY_A_MINUTE)
 
     def count_input_full(self, priority: str) -> None:
-        """There was no memory for the pictures that a call gives."""
+        """Count a call whose pictures found no memory."""
         self._requests.refused(priority, CallRefusal.INPUT_FULL)
 
     def count_unkept(self, priority: str) -> None:
-        """There was no place for the results of a call."""
+        """Count a call whose results found no place."""
         self._requests.refused(priority, CallRefusal.RESULTS_FULL)
 
     def count_unready(self, priority: str, num_images: int, unready: Unready) -> None:
-        """A call of this number of images has come while none is taken."""
+        """Count a call of this number of images that has come while none is taken."""
         for _ in range(num_images):
             self._requests.refused(priority, reason_of(unready))
 

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- metrics: `make docs` writes this part -->", "<!-- metrics end
 
 
 def updated(page: str) -> str:
-    """A page with the labels and metrics that there are. Raises ValueError if it lacks the marks."""
+    """Return a page with the present labels and metrics. Raises ValueError if it lacks the marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -33,7 +33,7 @@ def _row(family: Family) -> str:
 
 
 def _label(label: Label) -> str:
-    """Its name, with its values if these are not described for all metrics."""
+    """Return the name of a label, with its values if these are not described for all metrics."""
     values = ", ".join(f"`{value}`" for value in label.values)
     return f"{label.name} ({values})" if values else label.name
 

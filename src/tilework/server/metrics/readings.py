@@ -1,4 +1,4 @@
-"""Gauges of what cards and allocators say of themselves. What one does not tell has no series: it is not 0."""
+"""Gauges of what cards and allocators report. A value that one does not report has no series: it is not 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALLOCATOR: Sequence[tuple[Family, Callable[[AllocatorReading], float]]] = (
 
 
 def readings_of(readings: Mapping[str, DeviceReading]) -> Iterator[Metric]:
-    """The gauges of these workers' devices, by their names: "0", in a cell "0.1"."""
+    """Yield the gauges of these workers' devices, by their names: "0", in a cell "0.1"."""
     cards = {name: one.card for name, one in readings.items() if one.card is not None}
     for family, value in _CARD:
         yield _by_device(family, {name: value(card) for name, card in cards.items()})
@@ -51,7 +51,7 @@ def _by_device(family: Family, values: Mapping[str, float | None]) -> Metric:
 
 
 def _memory(cards: Mapping[str, CardReading]) -> Metric:
-    """By who uses it."""
+    """Return the memory of cards by its user."""
     found = level(families.CARD_MEMORY_BYTES)
     for name, card in cards.items():
         if card.used_bytes is None:

@@ -1,4 +1,4 @@
-"""What became of requests: how they ended, against their deadlines, and against their predictions."""
+"""Metrics of requests: their ends, against their deadlines, and against their predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilework.server.schema.answers import Unready
 class RequestMetrics:
     """Counts each image once, when it ends or is refused.
 
-    Whether a deadline or a promise was kept, `Request.met_deadline` says; one that was given up counts neither way.
+    `Request.met_deadline` decides whether a deadline or a promise was kept; a cancelled one counts neither way.
     """
 
     def __init__(self, meters: Meters, sizes: Names) -> None:
@@ -32,7 +32,7 @@ class RequestMetrics:
         self._eta_error = meters.histogram(families.ETA_ERROR_SECONDS)
         self._eta_ratio = meters.histogram(families.ETA_ERROR_RATIO)
         self._cached = meters.counter(families.CACHED_PATCHES)
-        for name in DEFAULT_CLASSES:  # What is known from the start is shown as 0.
+        for name in DEFAULT_CLASSES:  # Series that are known from the start begin at 0.
             for outcome in (status for status in Status if status.is_final):
                 self._requests.labels(name, outcome)
             for family in (self._latency, self._queue):
@@ -43,7 +43,7 @@ class RequestMetrics:
         self._refusals.labels(reason).inc()
 
     def refused_unread(self, reason: str) -> None:
-        """Of a call whose class is not known, since its body was not read."""
+        """Count the refusal of a call whose class is not known, since its body was not read."""
         self._refusals.labels(reason).inc()
 
     def ended(self, ticket: Ticket, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""What devices did: works, their times against the prediction, and the time between them."""
+"""Metrics of devices: works, their times against the prediction, and the time between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _WorkMeters:
 
 
 class WorkMetrics:
-    """Works count when they end. Stages that run on one device have a degree, too: 1."""
+    """Counts works when they end. Stages that run on one device have a degree, too: 1."""
 
     def __init__(self, meters: Meters, sizes: Names) -> None:
         self._sizes = sizes
@@ -89,7 +89,7 @@ class WorkMetrics:
 
     def _pass_time(self, ended: EndedWork) -> None:
         for device_id in ended.work.devices:
-            if device_id in self._devices:  # Not any more, if it was lost.
+            if device_id in self._devices:  # Not if the device was lost meanwhile.
                 bubble_ns = self._bubbles.ran(device_id, ended.start_ns, ended.end_ns)
                 busy, bubble = self._devices[device_id]
                 busy.inc(s_from_ns(ended.end_ns - ended.start_ns))

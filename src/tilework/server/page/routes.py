@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 PAGE_FILES = {"/": "index.html", "/page/page.js": "page.js", "/page/page.css": "page.css", "/page/icon.svg": "icon.svg"}
-"""By path. They need no key."""
+"""Files by path. They need no key."""
 _MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _POLICY = "; ".join(
     (
@@ -24,7 +24,7 @@ _POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""All of it is from this server, and no other page can show it in a frame."""
+"""Content security policy: everything is from this server, and no other page can show it in a frame."""
 
 
 def add_page(app: FastAPI) -> None:
@@ -37,7 +37,7 @@ def _add_file(app: FastAPI, path: str, name: str) -> None:
     tag = f'"{sha256(content).hexdigest()[:32]}"'
     headers = {
         "ETag": tag,
-        "Cache-Control": "no-cache",  # Asks each time whether it is the same: after an update it is not.
+        "Cache-Control": "no-cache",  # Browsers ask each time whether it is the same: after an update it is not.
         "Content-Security-Policy": _POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",

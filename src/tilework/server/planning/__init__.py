@@ -1,4 +1,4 @@
-"""How many devices a server should have, by its own recent traffic: what came, and the process that plans.
+"""Owns the number of devices that recent traffic of a server needs: that traffic, and the process that plans.
 
-Knows of the simulator no more than the command line of `tilework plan`.
+Knows of the simulator only the command line of `tilework plan`.
 """

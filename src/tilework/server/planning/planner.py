@@ -1,4 +1,4 @@
-"""Plans in a process of its own, which gives way to everything else: one at a time, and each answer for a while."""
+"""Plans in its own process, at the lowest priority: one plan at a time, and each answer is kept for a while."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.planning.recent import RecentTraffic, Traffic
 
 KEPT_NS = 300 * NS_PER_S
-"""How long an answer is given again; then the traffic is another."""
+"""Time for which an answer is given again; after that the traffic has changed."""
 LEAST_DUE = 20
-"""How many requests with a deadline have to have come."""
+"""Least number of requests with a deadline that a plan needs."""
 LIMIT_S = 600.0
 REQUESTS, COSTS = "requests.jsonl", "costs.json"
 _SAMPLES = 6
@@ -30,7 +30,7 @@ _NICENESS = 19
 
 
 class TooLittleTraffic(Exception):
-    """Fewer requests with a deadline have come than a plan needs. `num_due` is how many."""
+    """Fewer requests with a deadline have come than a plan needs. `num_due` is their number."""
 
     def __init__(self, num_due: int) -> None:
         super().__init__(num_due)
@@ -43,7 +43,7 @@ class PlannerBusy(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A plan, under way, or one that has ended: with the `document` of `tilework plan --json`, or an `error`."""
+    """A plan under way, or one that has ended: with the `document` of `tilework plan --json`, or an `error`."""
 
     target: float
     traffic: Traffic
@@ -55,7 +55,7 @@ class Job:
 
 
 def command_of(folder: Path, job: Job, policy: str) -> list[str]:
-    """The process that makes a plan of the files in `folder`."""
+    """Return the command of the process that makes a plan of the files in `folder`."""
     return [
         *(sys.executable, "-m", "tilework", "plan", "--json", "--progress", "--processes", "1"),
         *("--workload", str(folder / REQUESTS), "--hardware", str(folder / COSTS)),
@@ -66,7 +66,7 @@ def command_of(folder: Path, job: Job, policy: str) -> list[str]:
 
 @dataclass(slots=True, eq=False)
 class Planner:
-    """Runs on the event loop of the server."""
+    """Makes plans. Runs on the event loop of the server."""
 
     engine: Engine
     recent: RecentTraffic
@@ -74,7 +74,7 @@ class Planner:
     _task: asyncio.Task[None] | None = None
 
     def plan(self, target: float) -> Job:
-        """The plan for a target: the one that was made lately, the one under way, or one that begins now.
+        """Return the plan for a target: the one that was made lately, the one under way, or one that begins now.
 
         Raises:
             TooLittleTraffic, PlannerBusy.
@@ -134,7 +134,7 @@ class Planner:
 
 
 async def _followed(lines: asyncio.StreamReader, job: Job) -> str:
-    """Keep the progress of a job up to date; returns the last line that is none."""
+    """Keep the progress of a job up to date; return the last line that is no progress."""
     said = ""
     async for line in lines:
         text = line.decode(errors="replace").strip()

@@ -16,11 +16,11 @@ from tilework.runtime.ticket import Outcome, Ticket
 
 WINDOW_NS = 3600 * NS_PER_S
 MOST_KEPT = 10_000
-"""How many requests are kept at most; of a busier server the traffic is that of less than an hour."""
+"""Most requests that are kept; on a busier server the traffic is that of less than an hour."""
 
 
 class Past(NamedTuple):
-    """What a plan needs of a request that has ended, without the rest of it. `is_met`: it was done by its deadline."""
+    """The data of an ended request that a plan needs. `is_met`: it was done by its deadline."""
 
     arrival_ns: int
     deadline_ns: int | None
@@ -52,7 +52,7 @@ class Past(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Requests as lines of a workload (docs/formats.md), with the times of their arrival from the first on."""
+    """Requests as lines of a workload (docs/formats.md); arrivals count from the first one."""
 
     lines: str
     num_requests: int
@@ -63,7 +63,7 @@ class Traffic(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RecentTraffic(Observer):
-    """Observes an engine. Requests that their clients cancelled are left out."""
+    """Observes an engine, and keeps its recent requests. Requests that their clients cancelled are left out."""
 
     now_ns: Callable[[], int]
     _past: deque[Past] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
@@ -77,7 +77,7 @@ class RecentTraffic(Observer):
             self._past.append(Past.of(ticket.request, is_met))
 
     def traffic(self) -> Traffic:
-        """Those that came in the latest hour, in order of arrival."""
+        """Return the requests that came in the latest hour, in order of arrival."""
         since_ns = self.now_ns() - WINDOW_NS
         recent = [one for one in self._past if one.arrival_ns >= since_ns]
         recent.sort(key=lambda one: one.arrival_ns)

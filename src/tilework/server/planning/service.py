@@ -1,4 +1,4 @@
-"""Answers how many devices the recent traffic needs, for those that may know all of it."""
+"""Answers how many devices the recent traffic needs, for clients that may know all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlanService:
     readiness: Readiness
 
     def answer(self, http: Request, text: str) -> PlanState:
-        """Raises ApiError."""
+        """Return the plan for a target, or its progress. Raises ApiError."""
         self.readiness.require()
         if tenants_of(http.scope).has_keys and not tenant_of(http.scope).is_admin:
             raise ApiError(
@@ -75,7 +75,7 @@ def _state(job: Job) -> PlanState:
 
 
 def _result(document: dict[str, Any]) -> PlanResult:
-    """Of the document of `tilework plan --json`, what is for one hardware."""
+    """Return the part of a document of `tilework plan --json` that is for one hardware."""
     (own,), error = document["hardware"], document["error"]
     return PlanResult(
         devices=own["devices"],

@@ -1,4 +1,4 @@
-"""What the server sends back, except for files: the shapes of its JSON."""
+"""The JSON that the server sends back; files have other forms."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WARNINGS = "What of the call had no effect, was ignored, or is made otherwise; a
 class SegmentModel(BaseModel):
     """One piece of work that was done for an image; times in seconds from its arrival.
 
-    `steps` is 0 for a stage without steps. A `sliced` one took less memory and more time. The steps of `batch` images,
-    this one included, were done together. Before it `load_s` seconds were spent on loading weights.
+    `steps` is 0 for a stage without steps. A `sliced` piece took less memory and more time. The steps of `batch`
+    images, this one included, were done together. Before the piece, `load_s` seconds were spent on loading weights.
     """
 
     stage: str
@@ -37,10 +37,10 @@ class SegmentModel(BaseModel):
 
 
 class CacheModel(BaseModel):
-    """What the cache of an image did: a patch of a block of a step was either `computed` or `skipped`.
+    """The work of an image's cache: a patch of a block of a step was either `computed` or `skipped`.
 
-    A cache has a `threshold` or an `interval`. For one of whole steps the picture is one patch.
-    `saving` is the part that was skipped. `off` says why the cache did not work throughout; null if it did.
+    A cache has a `threshold` or an `interval`. For a cache of whole steps the image is one patch. `saving` is the share
+    that was skipped. `off` says why the cache did not work throughout; null if it did.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class CacheModel(BaseModel):
 
 
 class RequestTimeline(BaseModel):
-    """How one image was served; times in seconds from its arrival. `on_time` is null without a deadline."""
+    """The timeline of one image; times in seconds from its arrival. `on_time` is null without a deadline."""
 
     uid: str
     seed: int
@@ -75,7 +75,7 @@ class RequestTimeline(BaseModel):
 
 
 class ImageData(BaseModel):
-    """One image, as `b64_json` or as `url`. Of a clip there is one for each frame, in order, clip after clip."""
+    """One image, as `b64_json` or as `url`. A clip has one for each frame, in order, clip after clip."""
 
     b64_json: str | None = None
     url: str | None = None
@@ -92,7 +92,7 @@ class ImagesResponse(BaseModel):
 
 
 class ImageUrl(BaseModel):
-    """`url` holds the picture itself: `data:image/png;base64,...`"""
+    """The image itself, in `url`: `data:image/png;base64,...`"""
 
     url: str
 
@@ -119,7 +119,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatUsage(BaseModel):
-    """There are no tokens here."""
+    """Numbers of tokens, all 0: images have none."""
 
     prompt_tokens: Literal[0] = 0
     completion_tokens: Literal[0] = 0
@@ -138,7 +138,7 @@ class ChatCompletion(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """Some errors say more, for example the earliest deadline that could be met (`earliest_s`)."""
+    """An error. Some have further fields, for example the earliest deadline that could be met (`earliest_s`)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -159,7 +159,7 @@ _ETA = "When it is expected to be done: as of now, in lists as of its admission;
 
 
 class ImageStatus(BaseModel):
-    """How one image stands; durations in seconds from arrival. `timeline` is there once it is done."""
+    """The status of one image; durations in seconds from arrival. `timeline` is there once it is done."""
 
     uid: str
     index: int
@@ -176,7 +176,7 @@ class ImageStatus(BaseModel):
 
 
 class RequestStatus(BaseModel):
-    """How a call stands, or one image of it. A call is all or nothing: it is done when all its images are."""
+    """The status of a call, or of one image of it. A call is all or nothing: it is done when all its images are."""
 
     uid: str
     object: Literal["tilework.request"] = "tilework.request"
@@ -201,7 +201,7 @@ class RequestStatus(BaseModel):
 
     @property
     def num_parts(self) -> int:
-        """How many files each image has: a clip one for each frame, a video one."""
+        """Number of files of each image: one for each frame of a clip, one for a video."""
         return 1 if self.output_format == "mp4" else self.frames
 
 
@@ -228,7 +228,7 @@ class DecisionModel(BaseModel):
 
 
 class Decisions(BaseModel):
-    """What was decided about a call or an image of it, in order."""
+    """All decisions about a call or an image of it, in order."""
 
     uid: str
     status: State
@@ -257,7 +257,7 @@ class ModelList(BaseModel):
 
 
 class ModelPath(BaseModel):
-    """`model_path` is the hub id of the model, or its name. Calls may give it as `model`. It is never a path."""
+    """The first model: `model_path` is its hub id, or its name, never a path. Calls may give it as `model`."""
 
     model_path: str
 
@@ -295,7 +295,7 @@ class SetModel(BaseModel):
 class SetList(BaseModel):
     """The sets of a registry by name, this one included, and which of them is their node manager.
 
-    `is_current` is false while the registry does not answer: then the others are as they were last.
+    `is_current` is false while the registry does not answer: then the other sets are as they were last.
     """
 
     object: Literal["list"] = "list"
@@ -310,7 +310,7 @@ class Alive(BaseModel):
 
 
 class Unready(StrEnum):
-    """Why no call is taken: the `status` of such an error."""
+    """Reasons why no call is taken: the `status` of such an error."""
 
     STARTING = "starting"
     STOPPING = "stopping"
@@ -319,9 +319,10 @@ class Unready(StrEnum):
 
 
 class ReadyModel(BaseModel):
-    """`open_requests` counts images that have not ended, `restored_requests` those of the server's previous run.
+    """A ready server. `open_requests` counts images that have not ended, `restored_requests` those of the last run.
 
-    `waiting_results` are on this server's disk until their store takes them, which it did `unwritten_s` ago.
+    `waiting_results` are on this server's disk until their store takes them. `unwritten_s` is the time since it last
+    took one; 0 while none waits.
     """
 
     status: Literal["ready"] = "ready"

@@ -13,11 +13,11 @@ Endpoint = Literal["/v1/images/generations", "/v1/images/edits", "/v1/chat/compl
 
 
 SHORTEST_S, LONGEST_S = 3600, 2_592_000
-"""How long a client may have files kept."""
+"""Limits of the seconds for which a client may have files kept."""
 
 
 class ExpiresAfter(BaseModel):
-    """How long a file is kept, from `anchor` on."""
+    """Time for which a file is kept, from `anchor` on."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -39,7 +39,7 @@ class FileAnswer(BaseModel):
 
 
 class FileList(BaseModel):
-    """If there are more, `after` = `last_id` asks for them."""
+    """Files. If there are more, `after` = `last_id` asks for them."""
 
     object: Literal["list"] = "list"
     data: list[FileAnswer]
@@ -61,7 +61,7 @@ class RequestCounts(BaseModel):
 
 
 class LineError(BaseModel):
-    """What is wrong with a line of the file of calls, the first being 1, or with the batch (no line)."""
+    """A mistake in a line of the file of calls, the first being 1, or in the batch (no line)."""
 
     code: str = "invalid_line"
     line: int | None
@@ -75,8 +75,7 @@ class LineErrors(BaseModel):
 
 
 class BatchAnswer(BaseModel):
-    """A batch. Answers with status 200 are in its output file, others in its error file. It ends without the id of an
-    empty one.
+    """A batch. Its output file has answers of status 200, its error file others; at its end an empty one has no id.
 
     While it waits for others of its tenant to end, it is `validating`: the first state of OpenAI's batches.
     """
@@ -104,7 +103,7 @@ class BatchAnswer(BaseModel):
 
 
 class BatchList(BaseModel):
-    """Newest first. If there are more, `after` = `last_id` asks for them."""
+    """Batches, newest first. If there are more, `after` = `last_id` asks for them."""
 
     object: Literal["list"] = "list"
     data: list[BatchAnswer]
@@ -114,7 +113,7 @@ class BatchList(BaseModel):
 
 
 class BatchRequest(BaseModel):
-    """`POST /v1/batches`. Descriptions are remedies in error messages."""
+    """The body of `POST /v1/batches`. Descriptions are remedies in error messages."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 

@@ -1,7 +1,7 @@
-"""`POST /v1/chat/completions` as vLLM-Omni's clients send it: the fields of an image, and what a chat adds.
+"""`POST /v1/chat/completions` as vLLM-Omni's clients send it: the fields of an image, and those of a chat.
 
 `extra_body` may be a member of the body, as vLLM-Omni's benchmark sends it, or be spread over it, as OpenAI's library
-does. What is sent back is in `answers`.
+does. Answers are in `answers`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NO_EFFECT_IN_CHATS = {
     *("presence_penalty", "reasoning_effort", "repetition_penalty", "response_format", "service_tier", "stop"),
     *("stream_options", "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
 }
-"""Fields of OpenAI's and vLLM's chats that are about text: they are ignored, since no picture depends on them."""
+"""Fields of OpenAI's and vLLM's chats that are about text: they are ignored, since no image depends on them."""
 
 
 class Part(BaseModel):
-    """A part of a message: a text is one of type "text", a picture one of type "image_url"."""
+    """A part of a message: a text has type "text", a picture type "image_url"."""
 
     type: str
     text: str | LongText | None = None
@@ -60,7 +60,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """What a chat adds to the fields of an image."""
+    """The fields of a chat beside those of an image."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)  # Further fields are those of an image.
 
@@ -75,7 +75,7 @@ class ChatRequest(BaseModel):
 
 
 def chat_schema() -> dict[str, Any]:
-    """The schema of a body, for OpenAPI; null means absent for every field but `messages`."""
+    """Return the schema of a body, for OpenAPI; null means absent for every field but `messages`."""
     schema = ChatRequest.model_json_schema()
     images = request_schema()["properties"]
     fields = schema["properties"] | {name: images[name] for name in (*AS_IN_IMAGES, *picture_schema())}

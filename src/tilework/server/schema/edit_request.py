@@ -21,7 +21,7 @@ _FILE = {"type": "string", "format": "binary"}
 
 
 def edit_schema() -> dict[str, Any]:
-    """The schema of a JSON body, for OpenAPI."""
+    """Return the schema of a JSON body, for OpenAPI."""
     schema = request_schema()
     schema["properties"][IMAGE] |= {"description": _IMAGE}
     schema["properties"]["mask"] = {"anyOf": [{"type": "string"}, {"type": "null"}], "description": _MASK}
@@ -29,7 +29,7 @@ def edit_schema() -> dict[str, Any]:
 
 
 def edit_form_schema() -> dict[str, Any]:
-    """The schema of a form: the same fields, with pictures as files."""
+    """Return the schema of a form: the same fields, with pictures as files."""
     schema = edit_schema()
     files: dict[str, dict[str, Any]] = {
         IMAGE: {"anyOf": [_FILE, {"type": "array", "items": _FILE}]},
@@ -41,6 +41,6 @@ def edit_form_schema() -> dict[str, Any]:
 
 
 def _without_null(rules: dict[str, Any]) -> list[Any]:
-    """A form has no null: a field that is not there is absent."""
+    """Return the types of a field without null, which a form cannot have: a field that is not there is absent."""
     given = [one for one in rules.get("anyOf", ()) if one != {"type": "null"}]
     return given or [{"type": rules.get("type", "string")}]

@@ -1,4 +1,4 @@
-"""Fields of other servers' clients: those that we call otherwise, those that change no picture, and those that would.
+"""Fields of other servers' clients: those with another name here, those that change no image, and those that would.
 
 Read from the public clients of OpenAI, vLLM-Omni, SGLang, diffusers, Together, fal, Replicate and A1111's web UI.
 """
@@ -22,12 +22,12 @@ OTHER_NAMES: dict[str, str] = {
     "cfg_scale": "guidance_scale",
     "webhook_url": "webhook",
 }
-"""Fields by what they are here. A model whose call has an argument of such a name gets that instead."""
+"""Names of fields elsewhere, with their names here. A model's own argument of such a name comes first."""
 
 OPENAI_MODELS = re.compile(r"(dall-e|gpt-image|chatgpt-image|sora)-[a-z0-9.-]{1,40}")
-"""Names of OpenAI's models for images and videos. Many clients have no others: they can only mean what is here."""
+"""Names of OpenAI's models for images and videos. Many clients know no others, so they mean a model of this server."""
 GIVES_URLS = "dall-e-"
-"""How the names of those models begin whose images OpenAI gives as URLs, unless a call asks otherwise."""
+"""Beginning of the names of OpenAI's models that give images as URLs, unless a call asks otherwise."""
 OPENAI_SIZES = frozenset(
     {"256x256", "512x512", "1024x1024", "1024x1536", "1024x1792", "1536x1024", "1792x1024", "720x1280", "1280x720"}
 )
@@ -39,7 +39,7 @@ WITHOUT_CHOICE: dict[str, tuple[JsonValue, ...]] = {
     "extra_params": ({},),
     "vae_use_tiling": (False,),
 }
-"""Fields with the values that ask for what is done anyway. Any other value would change the picture, and is refused."""
+"""Fields with the values that ask for what is done anyway. Any other value would change the image, and is refused."""
 WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
     "input_fidelity": ("low",),
     "moderation": ("auto", "low"),
@@ -48,7 +48,7 @@ WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
 }
 """Fields that change nothing here, with the values that ask for nothing else: any other value gets a warning."""
 SILENT = frozenset({"fps", "metadata", "output_quality", "safety_identifier", "vae_use_slicing"})
-"""Fields that change no picture, whatever their value, as their clients know."""
+"""Fields that change no image, whatever their value, as their clients know."""
 
 _WORDS = """
 adapter aesthetic angle apg area aspect attention attentions attn audio augment batch blend block blocks blur camera
@@ -67,7 +67,7 @@ _OF_THE_PICTURE = frozenset(_WORDS.split())
 
 
 def is_of_the_picture(name: str) -> bool:
-    """Whether a field of this name, which is unknown here, would change the picture, by the words that it has.
+    """Return whether an unknown field would change the image, judged by the words of its name.
 
     A list of all names cannot be complete: every model has new ones.
     """

@@ -1,7 +1,7 @@
 """`POST /v1/images/generations` as OpenAI's clients send and read it, plus our own fields.
 
-Descriptions double as the remedy in error messages, so each starts with what to give. Limits that depend on the
-model or on the configuration are checked in `calls`. What is sent back is in `answers`.
+Descriptions double as the remedy in error messages, so each starts with what to give. Limits that depend on the model
+or on the configuration are checked in `calls`. Answers are in `answers`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tilework.server.schema.picture_fields import picture_schema
 
 OutputFormat = Literal["png", "jpeg", "webp"]
 FileFormat = Literal["png", "jpeg", "webp", "mp4"]
-"""What a result is kept as: pictures as their clients want them, or a video."""
+"""Formats in which a result is kept: images as their clients want them, or a video."""
 
 MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1
-"""What many clients send for a random seed. Here that is to give none."""
+"""Seed that many clients send for a random one. Here it means the same as no seed."""
 MAX_IMAGES = 10
 MAX_LORAS, MAX_SCALE = 8, 10
 EXAMPLE: dict[str, JsonValue] = {
@@ -33,7 +33,7 @@ EXAMPLE: dict[str, JsonValue] = {
 
 
 class LoraUse(BaseModel):
-    """A LoRA of the model, and how much of it: 1 is what it was trained to do."""
+    """A LoRA of the model, and its strength: 1 is what it was trained to do."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class LoraUse(BaseModel):
 
 
 class ImageRequest(BaseModel):
-    """What to draw and by when. null means absent, except for `prompt`.
+    """An image: what to draw and by when. null means absent, except for `prompt`.
 
     Further fields are the arguments of the model, other names of these, refused, or ignored: see
     `calls.parsing.arguments` and `foreign_fields`.
@@ -145,7 +145,7 @@ class ImageRequest(BaseModel):
 
 
 def request_schema() -> dict[str, Any]:
-    """The schema of a body, for OpenAPI: null means absent for every field but `prompt`."""
+    """Return the schema of a body, for OpenAPI: null means absent for every field but `prompt`."""
     schema = ImageRequest.model_json_schema()
     for name, rules in schema["properties"].items():
         if name != "prompt" and {"type": "null"} not in rules.get("anyOf", ()):

@@ -1,4 +1,4 @@
-"""What `/v1/live` says: the state of the server at one moment. Times are in seconds on its own clock, as `now_s`."""
+"""The answer of `/v1/live`: the state of the server at one moment. Times are seconds on its own clock (`now_s`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Strict(BaseModel):
 
 
 class LiveComponent(_Strict):
-    """Weights on a device: `name` is what the stages of the first of `models` call them. All these models use them."""
+    """Weights on a device: `name` is their name in the stages of the first of `models`. All these models use them."""
 
     models: list[str]
     name: str
@@ -20,7 +20,7 @@ class LiveComponent(_Strict):
 
 
 class LiveCard(_Strict):
-    """What a card says of itself, by NVML, at most ten seconds ago; null: it does not tell."""
+    """A card's report of itself, by NVML, at most ten seconds ago; null: it does not tell."""
 
     busy: float | None = Field(description="Share of the last moments in which a kernel ran")
     used_bytes: int | None = Field(description="Memory in use, by any process")
@@ -46,7 +46,7 @@ class LiveDevice(_Strict):
 
 
 class LiveTile(_Strict):
-    """A run on its devices, or a load of weights (without requests). One that has not ended ends as predicted.
+    """A run on its devices, or a load of weights (without requests). The end of one that has not ended is predicted.
 
     `first_step` counts from 0; `steps` is 0 for a stage without steps. `ending` is empty while it has not ended.
     """
@@ -97,8 +97,10 @@ class LiveAttainment(_Strict):
 
 
 class LiveState(_Strict):
-    """What devices do, what waits and what was on time. In a stream `tiles` and `ended` are those since the event
-    before, and `devices` is null if nothing has changed there.
+    """The state of devices, of what waits and of what was on time.
+
+    In a stream, `tiles` and `ended` are those since the event before, and `devices` is null if nothing has changed
+    there.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""Fields of a body that hold pictures, and how clients name them."""
+"""Fields of a body that hold pictures, and the names that clients give them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ONE_OR_MORE = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "nu
 
 
 def picture_schema() -> dict[str, Any]:
-    """The fields of a JSON body, for OpenAPI."""
+    """Return the fields of a JSON body, for OpenAPI."""
     return {
         IMAGE: {
             **_ONE_OR_MORE,

@@ -1,4 +1,4 @@
-"""What `/v1/plan` says: how many devices the traffic of the latest hour needs. Shares are parts of 1."""
+"""The answer of `/v1/plan`: the number of devices that the traffic of the latest hour needs. Shares are parts of 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Strict(BaseModel):
 class PlanPoint(_Strict):
     """A number of devices that was simulated: the share on time, and its 95% interval.
 
-    Unless it `is_whole`, simulations were ended early, and the share is at most that.
+    Unless it `is_whole`, simulations were ended early, and `share` is an upper bound.
     """
 
     devices: int
@@ -26,7 +26,7 @@ class PlanPoint(_Strict):
 
 
 class PlanUse(_Strict):
-    """How many devices a stage keeps busy on average, and the share of its device time at each degree."""
+    """The number of devices that a stage keeps busy on average, and the share of its device time at each degree."""
 
     pipeline: str
     stage: str
@@ -44,7 +44,7 @@ class PlanErrorModel(_Strict):
 
 
 class PlanResult(_Strict):
-    """`devices` are the fewest that are enough; null if no number is. Fewer than `least` never are."""
+    """The fewest `devices` that are enough; null if no number is. Fewer than `least` never are."""
 
     devices: int | None
     devices_in_the_mean: int | None = Field(description="The fewest that reach the target in the mean")
@@ -57,7 +57,7 @@ class PlanResult(_Strict):
 
 
 class PlanState(_Strict):
-    """A plan. While it is `running`, ask again; one that is done is given again for five minutes."""
+    """A plan. While it is `running`, ask again; a finished plan is given again for five minutes."""
 
     status: Literal["running", "done", "failed"]
     target: float

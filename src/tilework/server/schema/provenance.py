@@ -1,4 +1,4 @@
-"""How a picture was made: what `tilework verify` needs to make it again, but for the texts."""
+"""The provenance of an image: what `tilework verify` needs to make it again, except for the texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilework.server.schema.image_request import LoraUse
 
 
 class Settings(BaseModel):
-    """What a picture was asked for with, texts left out. Given pictures are SHA-256 digests of their RGB pixels."""
+    """The settings of an image, texts left out. Given pictures are SHA-256 digests of their RGB pixels."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What made a picture. If it is `exact`, the stock pipeline makes the same pixels of it."""
+    """The origin of an image. If it is `exact`, the stock pipeline makes the same pixels from this."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ class Provenance(BaseModel):
 
 
 class PictureMetadata(BaseModel):
-    """What a PNG carries in its text chunk `tilework`. `frame` is which frame of its clip it is."""
+    """The content of the text chunk `tilework` of a PNG. `frame` is the number of the frame in its clip."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

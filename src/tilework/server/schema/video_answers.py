@@ -1,4 +1,4 @@
-"""What the routes of videos send back, except for files. OpenAI's fields, and what is ours under `tilework`."""
+"""The answers of the routes of videos, except for files. OpenAI's fields, and our own under `tilework`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tilework.server.schema.answers import PROMISED, WARNINGS, RequestTimeline, 
 
 
 class VideoError(BaseModel):
-    """Why there is no video."""
+    """The reason why there is no video."""
 
     code: str
     message: str
 
 
 class VideoProgress(BaseModel):
-    """How a video stands; durations in seconds from arrival. `timeline` is there once it is done."""
+    """The progress of a video; durations in seconds from arrival. `timeline` is there once it is done."""
 
     state: State
     step: int
@@ -38,7 +38,7 @@ class VideoProgress(BaseModel):
 
 
 class VideoJob(BaseModel):
-    """A video that is made, or was. Its `id` is the uid of a call under `/v1/requests`, too."""
+    """A video that is made, or was. Its `id` is also the uid of a call under `/v1/requests`."""
 
     id: str
     object: Literal["video"] = "video"

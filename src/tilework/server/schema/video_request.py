@@ -1,6 +1,6 @@
-"""`POST /v1/videos` as clients of OpenAI, vLLM-Omni and SGLang send it: the fields of an image, and what a video adds.
+"""`POST /v1/videos` as clients of OpenAI, vLLM-Omni and SGLang send it: the fields of an image, and those of a video.
 
-The body is JSON or a form. What is sent back is in `video_answers`.
+The body is JSON or a form. Answers are in `video_answers`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FILE = {"type": "string", "format": "binary"}
 
 
 class VideoRequest(BaseModel):
-    """What a video adds to the fields of an image."""
+    """The fields of a video beside those of an image."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)  # Further fields are those of an image.
 
@@ -50,7 +50,7 @@ class VideoRequest(BaseModel):
 
 
 def video_schema() -> dict[str, Any]:
-    """The schema of a JSON body, for OpenAPI; null means absent for every field but `prompt`."""
+    """Return the schema of a JSON body, for OpenAPI; null means absent for every field but `prompt`."""
     images = request_schema()
     own = VideoRequest.model_json_schema()["properties"]
     reference = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}], "description": _PICTURE}
@@ -60,7 +60,7 @@ def video_schema() -> dict[str, Any]:
 
 
 def video_form_schema(*, has_files: bool) -> dict[str, Any]:
-    """The schema of a form: the same fields, with a picture as a file or, in a form without files, as a text."""
+    """Return the schema of a form: the same fields, with a picture as a file or, in a form without files, as a text."""
     schema = video_schema()
     fields = {name: {**rules, "anyOf": _without_null(rules)} for name, rules in schema["properties"].items()}
     fields[INPUT_REFERENCE]["anyOf"] = [_FILE if has_files else {"type": "string"}]
@@ -68,6 +68,6 @@ def video_form_schema(*, has_files: bool) -> dict[str, Any]:
 
 
 def _without_null(rules: dict[str, Any]) -> list[Any]:
-    """A form has no null: a field that is not there is absent."""
+    """Return the types of a field without null, which a form cannot have: a field that is not there is absent."""
     given = [one for one in rules.get("anyOf", ()) if one != {"type": "null"}]
     return given or [{"type": rules.get("type", "string")}]

@@ -1,4 +1,4 @@
-"""Owns what is sent to clients' own servers when a call has ended: its form, its signature, and when it is tried again.
+"""Owns the notices to clients' own servers when a call has ended: their form, their signature, and further attempts.
 
 Must not know how calls are made or answered.
 """

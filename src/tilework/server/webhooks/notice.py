@@ -1,4 +1,4 @@
-"""What a webhook says, and the signature by which its receiver knows the sender.
+"""The notice of a webhook, and the signature by which its receiver knows the sender.
 
 Form and signature are those of Standard Webhooks 1.0 (https://www.standardwebhooks.com), which the libraries of OpenAI
 check.
@@ -18,7 +18,7 @@ _BASE64 = "whsec_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """That a call has ended, for the URL that it named. Attempts to send it have the same `id`."""
+    """A notice that a call has ended, for the URL that the call named. All attempts to send it have the same `id`."""
 
     call_uid: str
     url: str
@@ -29,7 +29,7 @@ class Notice:
         return f"evt_{self.call_uid}"
 
     def headers(self, secret: str, unix_s: int) -> Mapping[str, str]:
-        """Those of an attempt at this time."""
+        """Return the headers of an attempt at this time."""
         return {
             "Content-Type": "application/json",
             "webhook-id": self.id,
@@ -39,7 +39,7 @@ class Notice:
 
 
 def notice(call_uid: str, url: str, status: str, ended_s: int, call: Mapping[str, object]) -> Notice:
-    """Of a call that is done, failed or cancelled; `call` is its status as `GET /v1/requests/{uid}` answers."""
+    """Make the notice of a call that is done, failed or cancelled; `call` is its status in `GET /v1/requests/{uid}`."""
     event = {
         "id": f"evt_{call_uid}",
         "object": "event",
@@ -51,7 +51,7 @@ def notice(call_uid: str, url: str, status: str, ended_s: int, call: Mapping[str
 
 
 def secret_bytes(secret: str) -> bytes:
-    """The key that a secret means: base64 behind `whsec_`, or else its own text. Raises ValueError."""
+    """Return the key that a secret encodes: base64 after `whsec_`, or else its own text. Raises ValueError."""
     return (
         base64.b64decode(secret.removeprefix(_BASE64), validate=True) if secret.startswith(_BASE64) else secret.encode()
     )

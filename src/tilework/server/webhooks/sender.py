@@ -15,7 +15,7 @@ from tilework.server.webhooks.notice import Notice
 logger = logging.getLogger("tilework.server")
 
 WAITS_S = (5, 30, 120, 600, 1800)
-"""Before the second attempt, the third, and so on; from then on an hour."""
+"""Seconds before the second attempt, the third, and so on; after these, an hour each."""
 _HOUR_S = 3600
 _TIMEOUT_S = 10.0
 AT_ONCE = 16
@@ -25,9 +25,9 @@ _GONE = 410
 class WebhookSender:
     """Sends each notice at least once, unless its call is forgotten first. Every method runs on the event loop.
 
-    An attempt counts if its answer is 2xx. 410 says that its receiver wants no more of it. Redirects are not followed.
-    `on_told` is called with the uid of a call whose notice need not be sent again, `is_known` says whether there is
-    still a record of it, and `on_attempt` is told whether an attempt counted.
+    An attempt counts if its answer is 2xx, or 410: then the receiver wants no more of it. Redirects are not followed.
+    `on_told` is called with the uid of a call whose notice need not be sent again, `on_attempt` with whether an attempt
+    counted. `is_known` returns whether there is still a record of a call.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class WebhookSender:
         self._client: httpx.AsyncClient | None = None
 
     def send(self, notice: Notice) -> None:
-        """Begin to send a notice; returns at once."""
+        """Begin to send a notice; return at once."""
         self._untried.add(notice.id)
         self._all_tried.clear()
         task = asyncio.create_task(self._deliver(notice))
-        self._tasks.add(task)  # The loop alone would not keep it.
+        self._tasks.add(task)  # The loop alone would not keep the task.
         task.add_done_callback(self._tasks.discard)
 
     async def all_tried(self) -> None:
@@ -60,7 +60,7 @@ class WebhookSender:
         await self._all_tried.wait()
 
     async def close(self) -> None:
-        """Give up what was not taken yet."""
+        """Give up notices that were not taken yet."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,7 +108,7 @@ def _waits_s() -> Iterator[int]:
 
 
 async def _status(client: httpx.AsyncClient, notice: Notice, headers: Mapping[str, str]) -> int:
-    """That of the answer. All of it has to come in time. Its body is not read: it may be long."""
+    """Return the status of the answer, which has to come in time. Its body is not read: it may be long."""
     posting = client.stream("POST", notice.url, content=notice.body, headers=headers)
     async with asyncio.timeout(_TIMEOUT_S), posting as answer:
         return answer.status_code

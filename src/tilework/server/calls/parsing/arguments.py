@@ -1,4 +1,4 @@
-"""Checks the fields of a body that only some models take, and tells those that none takes here: refused or ignored."""
+"""Checks the fields of a body that only some models take; fields that none takes are refused or ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilework.server.schema.image_request import ImageRequest
 _NEAR = 0.8
 _MAX_NAME_CHARS = 64
 _MOST_NEAR = 8
-"""How many unknown names are compared with known ones: each takes about a millisecond."""
+"""Most unknown names that are compared with known ones: each takes about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Arguments:
 
 
 def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool) -> Arguments:
-    """What a body gives beside the fields of all models.
+    """Return what a body gives beside the fields of all models.
 
     Raises:
         InvalidValue: a value is wrong or missing; or the model takes no such field, and the field would change the
-            picture, is a misspelling, or `is_strict`.
+            image, is a misspelling, or `is_strict`.
     """
     known = {one.name: one for one in info.arguments}
     found: dict[str, ArgumentValue] = {}
@@ -67,7 +67,7 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool
 
 
 def schedule_of(arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> tuple[str, int] | None:
-    """The name of the schedule among the arguments, and how many steps it has; None if there is none.
+    """Return the name of the schedule among the arguments, and its number of steps; None if there is none.
 
     Raises:
         InvalidValue: there are two.
@@ -92,7 +92,7 @@ def _check_choice(name: str, value: object) -> None:
 
 
 def _read(one: Argument, value: object) -> object:
-    """A value, or a list of them, as numbers, if the argument wants these and texts say them."""
+    """Convert a value, or a list of them, to numbers if the argument wants numbers and the texts are numbers."""
     if one.kind in (ArgumentKind.TEXT, ArgumentKind.CHOICE):
         return value
     if isinstance(value, list):
@@ -107,7 +107,7 @@ def _remedy(near: str | None, info: ModelInfo, known: Mapping[str, Argument]) ->
 
 
 class _Near:
-    """Finds the field that a misspelt name means. It looks at the first few unknown names of a body only."""
+    """Finds the field that a misspelt name means. It looks at only the first few unknown names of a body."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -125,7 +125,7 @@ def _is_of_the_picture(name: str) -> bool:
 
 
 def _checked(one: Argument, value: object) -> ArgumentValue:
-    """Raises InvalidValue."""
+    """Return the value of an argument. Raises InvalidValue."""
     if one.kind in (ArgumentKind.TEXT, ArgumentKind.CHOICE):
         if isinstance(value, str) and (not one.choices or value in one.choices):
             return value
@@ -135,7 +135,7 @@ def _checked(one: Argument, value: object) -> ArgumentValue:
 
 
 def _numbers(one: Argument, value: object) -> int | float | tuple[int | float, ...] | None:
-    """A number or numbers as the argument wants them; None if they are not."""
+    """Return a number or numbers as the argument wants them; None if they are not."""
     is_list = one.kind in (ArgumentKind.INTEGERS, ArgumentKind.SCHEDULE)
     if isinstance(value, list) != is_list:
         return None
@@ -158,7 +158,7 @@ def _is_within(one: Argument, number: object) -> bool:
 
 
 def wanted(one: Argument) -> str:
-    """What to give for an argument, in words."""
+    """Describe the values of an argument, in words for a client."""
     limits = f"from {one.low:g} to {one.high:g}"
     match one.kind:
         case ArgumentKind.TEXT:

@@ -1,4 +1,4 @@
-"""Decodes base64 in pieces: decoding a large text at once holds the interpreter for as long as it takes."""
+"""Decodes base64 in pieces: decoding a large text at once holds the interpreter all the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BREAKS = b" \t\n\r\v\f"
 
 
 def decode_base64(content: str | LongText, num_head: int) -> bytes:
-    """The bytes that a text means, without its first `num_head` characters.
+    """Return the bytes that a text encodes, without its first `num_head` characters.
 
     Raises:
         ValueError: it is no base64. Line breaks may be in it.
@@ -22,7 +22,7 @@ def decode_base64(content: str | LongText, num_head: int) -> bytes:
     file, left = new_file(len(content) if isinstance(content, str) else content.num_bytes), b""
     for piece in _without(pieces, num_head):
         left += piece.translate(None, _BREAKS)
-        if b"=" in left:  # The end; what follows may be line breaks.
+        if b"=" in left:  # The end; only line breaks may follow.
             if len(left) > 4 * _PIECE:
                 raise ValueError("it goes on after its end")
             continue
@@ -34,7 +34,7 @@ def decode_base64(content: str | LongText, num_head: int) -> bytes:
 
 
 def _encoded(text: str) -> Iterator[bytes]:
-    """Raises ValueError: there is more than ASCII in it."""
+    """Yield a text as ASCII, in pieces. Raises ValueError if there are other characters in it."""
     return (text[start : start + _PIECE].encode("ascii") for start in range(0, len(text), _PIECE))
 
 

@@ -13,7 +13,7 @@ from tilework.server.schema.picture_fields import IMAGE, IMAGES
 
 
 def chat_fields(body: Mapping[str, object], max_prompt_chars: int) -> Fields:
-    """The fields of a chat's images. The user's pictures are `image`.
+    """Return the fields of a chat's images. The user's pictures are `image`.
 
     Raises:
         InvalidValue: a field that only chats have is wrong, or the chat asks for more than images.
@@ -40,8 +40,7 @@ def _parsed(body: Mapping[str, object]) -> ChatRequest:
 
 
 def _prompt(ask: ChatRequest, given: Mapping[str, object], max_chars: int) -> tuple[str, list[object]]:
-    """The texts and the pictures of the user, as vLLM-Omni takes them: what was answered, or said by a system, is not
-    drawn."""
+    """Return the texts and the pictures of the user, as vLLM-Omni takes them: other messages are not drawn."""
     texts: list[str] = []
     pictures: list[object] = []
     for message in ask.messages:

@@ -17,9 +17,9 @@ _UNITS = {"slo_s": (1, "seconds"), "slo_ms": (1000, "milliseconds")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """`slo_s` seconds after arrival; `field` and `value` are as the client sent them.
+    """A deadline `slo_s` seconds after arrival; `field` and `value` are as the client sent them.
 
-    `source` says who has given it: the "request", or the "tenant", "class", "model" or "server" for those that do not.
+    `source` says who has set it: the "request", or the "tenant", "class", "model" or "server" for requests without one.
     """
 
     slo_s: float
@@ -28,9 +28,9 @@ class Deadline:
     source: str = "request"
 
     def moved(self, slo_s: float) -> float | str:
-        """The value of this field for a deadline `slo_s` after the same arrival, never an earlier one.
+        """Return the value of this field for a deadline `slo_s` after the same arrival, never an earlier one.
 
-        A date and time is later by the time until the client has asked again.
+        A date and time is later by the time that the client takes to ask again.
         """
         if self.field in _UNITS:
             return round(slo_s * _UNITS[self.field][0], 6)
@@ -43,7 +43,7 @@ class Deadline:
 def asked_deadline(
     *, slo_s: float | None, slo_ms: float | None, deadline: str | None, now: datetime, most_s: float
 ) -> Deadline | None:
-    """The deadline of a call that arrives `now`, given in one of three fields, or none.
+    """Return the deadline of a call that arrives `now`, given in one of three fields, or None.
 
     Raises:
         InvalidValue: it is given twice, is no time, has passed, or is more than `most_s` seconds away.
@@ -62,9 +62,10 @@ def asked_deadline(
 def usual_deadline(
     found: tuple[DefaultSlo, str] | None, alone_s: Callable[[], float | None], most_s: float
 ) -> Deadline | None:
-    """The deadline of a call that gives none, as if its client had sent `slo_s`. It is at most `most_s` seconds away.
+    """Return the deadline of a call that gives none, as if its client had sent `slo_s`; at most `most_s` seconds away.
 
-    `found` is what holds for the call, and who says so; `alone_s` says how long it takes alone, if that is asked.
+    `found` is the default of the call and its source. `alone_s` returns how long the call takes alone, if that is
+    needed.
     """
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Decodes the picture files of clients. Nothing in a file is trusted: limits hold before it is decoded."""
+"""Decodes the picture files of clients. Nothing in a file is trusted: limits are checked before it is decoded."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ FORMATS = ("PNG", "JPEG", _WEBP)
 _ANIMATED_FORMATS = ("PNG", _WEBP)  # A JPEG may hold more pictures, too (MPO): phones add a small one.
 _STRIP_PIXELS = 1 << 18
 _MOST_WEBP_PIXELS = 1 << 23
-"""Pillow has all pixels of a WebP file in one piece of memory: that holds the interpreter for 2 ms each 1 Mi pixels."""
+"""Most pixels of a WebP file: Pillow copies them all at once, which holds the interpreter for 2 ms per 1 Mi pixels."""
 _HALF_OPAQUE = 128
-"""Alpha below it is a part where stock pipelines draw: they round masks."""
+"""Alpha below which a part is where stock pipelines draw: they round masks."""
 _WHITE = 240
-"""Grey from which on a lossy file may have been white."""
+"""Least grey that may have been white before lossy compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedPicture:
-    """An image, and whether its file has a part that is more transparent than opaque.
+    """A decoded image, and whether its file has a part that is more transparent than opaque.
 
-    A mask `is_white_on_transparent` if all else is white: it was written for a server that draws where a mask is
-    transparent, or painted for one that draws where it is white. Nothing in it says which.
+    A mask `is_white_on_transparent` if everything else in it is white: it was made for a server that draws where a mask
+    is transparent, or for one that draws where it is white. Nothing in it says which.
     """
 
     image: Image
@@ -40,14 +40,14 @@ class DecodedPicture:
 
 
 def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> DecodedPicture:
-    """The picture in a PNG, JPEG or WebP file, upright and in 8-bit RGB.
+    """Decode the picture in a PNG, JPEG or WebP file, upright and in 8-bit RGB.
 
-    What is transparent is white, as on paper. A mask says where to draw, in white: where the file is transparent (as
+    Transparent parts become white, as on paper. A mask says where to draw, in white: where the file is transparent (as
     OpenAI has it), or where it is white if it has no transparent part (as diffusers has it).
 
     Raises:
-        Undecodable: it is another kind of file, damaged, animated, or has more than `max_pixels`; None: it has not,
-            since it was accepted before, maybe by a version with other limits.
+        Undecodable: it is another kind of file, damaged, animated, or has more than `max_pixels`. None sets no limit,
+            for a file that was accepted before, maybe by a version with other limits.
     """
     check_parts(content)
     try:
@@ -63,7 +63,7 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> DecodedP
         raise Undecodable(f"It has more than {max_pixels} pixels: give a smaller one.") from None
     except UnidentifiedImageError:
         raise Undecodable("It is no PNG, JPEG or WebP file, or its beginning is damaged: give one of these.") from None
-    except Exception as error:  # For damaged files Pillow raises errors of nearly every type.
+    except Exception as error:  # Pillow raises errors of nearly every type for damaged files.
         reason = str(error)[:100] or type(error).__name__
         raise Undecodable(f"The file is damaged ({reason}): save the picture again.") from None
     return DecodedPicture(
@@ -74,7 +74,7 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> DecodedP
 
 
 def _check_head(picture: Pillow.Image, max_pixels: int | None) -> None:
-    """By what its head says; no pixel is decoded yet."""
+    """Check the head of a file; no pixel is decoded yet."""
     width, height = picture.size
     if max_pixels is not None and width * height > max_pixels:
         raise Undecodable(f"It has {width}x{height} pixels, and at most {max_pixels} are left: give a smaller one.")
@@ -87,7 +87,7 @@ def _check_head(picture: Pillow.Image, max_pixels: int | None) -> None:
 
 
 def _pixels(picture: Pillow.Image, converted: Callable[[Pillow.Image], Pillow.Image]) -> bytes:
-    """Strip by strip: what Pillow does to a whole picture here holds the interpreter for a quarter of a second."""
+    """Convert strip by strip: on a whole picture, Pillow would hold the interpreter for a quarter of a second."""
     pixels = new_file(3 * picture.height * picture.width)
     for strip in _strips(picture):
         pixels.write(converted(strip).tobytes())
@@ -95,14 +95,14 @@ def _pixels(picture: Pillow.Image, converted: Callable[[Pillow.Image], Pillow.Im
 
 
 def _strips(picture: Pillow.Image) -> Iterator[Pillow.Image]:
-    """In 8 bits, with at most `_STRIP_PIXELS` each or one row."""
+    """Yield strips in 8 bits, each of at most `_STRIP_PIXELS` or one row."""
     num_rows = max(1, _STRIP_PIXELS // picture.width)
     for top in range(0, picture.height, num_rows):
         yield _in_8_bits(picture.crop((0, top, picture.width, min(top + num_rows, picture.height))))
 
 
 def _in_8_bits(picture: Pillow.Image) -> Pillow.Image:
-    """Pillow itself would cut off what is brighter than 255 of 65535."""
+    """Scale a picture to 8 bits. Pillow itself would cut off values above 255 of 65535."""
     if not picture.mode.startswith("I"):
         return picture
     values = np.asarray(picture).astype(np.int64) >> 8
@@ -117,7 +117,7 @@ def _on_white(picture: Pillow.Image) -> Pillow.Image:
 
 
 def _mask(has_transparent_part: bool) -> Callable[[Pillow.Image], Pillow.Image]:
-    """How the mask is made of each strip."""
+    """Return the function that makes the mask of a strip."""
     if has_transparent_part:
         return lambda strip: ImageChops.invert(_alpha(strip)).convert("RGB")
     return lambda strip: strip.convert("RGB").convert("L").convert("RGB")
@@ -130,7 +130,7 @@ def _has_transparent_part(picture: Pillow.Image) -> bool:
 
 
 def _is_white(picture: Pillow.Image) -> bool:
-    """Whether there is an opaque part, and all of it is white."""
+    """Return whether there is an opaque part, and all of it is white."""
     if all(_alpha_range(strip)[1] < _HALF_OPAQUE for strip in _strips(picture)):
         return False
     return all(_darkest(_on_white(strip)) >= _WHITE for strip in _strips(picture))

@@ -1,4 +1,4 @@
-"""What the body of a route asks for, in the terms of a call for images."""
+"""The fields of a route's body, in the terms of a call for images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fields:
 
 
 def spread(body: Mapping[str, object]) -> Mapping[str, object]:
-    """The fields with those in `extra_body`, which override those beside it. A form has it as JSON.
+    """Return the fields with those in `extra_body`, which override fields beside it. A form has it as JSON.
 
     OpenAI's libraries spread it themselves; some clients of vLLM-Omni and SGLang send it as it is.
 
@@ -50,12 +50,12 @@ def spread(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def most_text_bytes(max_chars: int) -> int:
-    """What this number of characters takes in JSON at most: twelve bytes each, as a pair of escapes."""
+    """Return the most bytes that this number of characters takes in JSON: twelve each, as a pair of escapes."""
     return max(LONG_TEXT_BYTES, 12 * max_chars)
 
 
 def with_texts(fields: Mapping[str, object], max_chars: int) -> dict[str, object]:
-    """The fields, which are no pictures, with texts where they have `LongText`s.
+    """Return the fields, which are no pictures, with texts in place of `LongText`s.
 
     Raises:
         InvalidValue: one is too long.
@@ -67,7 +67,7 @@ def with_texts(fields: Mapping[str, object], max_chars: int) -> dict[str, object
 
 
 def short_text(name: str, text: str | LongText, max_chars: int) -> str:
-    """A text of ordinary length. Raises InvalidValue: it is too long, or no text in JSON."""
+    """Return a text of ordinary length. Raises InvalidValue if it is too long, or no text in JSON."""
     if isinstance(text, str):
         return text
     if not text.is_whole or text.num_bytes > most_text_bytes(max_chars):
@@ -79,7 +79,7 @@ def short_text(name: str, text: str | LongText, max_chars: int) -> str:
 
 
 def renamed(fields: Mapping[str, object], info: ModelInfo) -> dict[str, object]:
-    """The fields by their names here, where other servers have others; what the model itself calls so stays.
+    """Rename fields that other servers call otherwise. A name that the model itself has stays.
 
     Raises:
         InvalidValue: a field is given by two names.

@@ -1,27 +1,27 @@
-"""The parts of a picture file: one of very many is refused before it is opened, since each part takes time."""
+"""The parts of a picture file: a file with very many is refused before it is opened, since each part takes time."""
 
 from __future__ import annotations
 
 import struct
 
 _JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"
-# Each scan goes over all pixels again, and may have a few bytes only: hundreds of thousands fit into a small file. An
+# Each scan goes over all pixels again, and may have only a few bytes: hundreds of thousands fit into a small file. An
 # ordinary progressive JPEG has about ten.
 _MOST_SCANS = 100
 _PIECE = 1 << 20
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _MOST_CHUNKS = 10_000
-"""An ordinary PNG has one for each 8 KiB."""
+"""Most chunks of a PNG. An ordinary one has one for each 8 KiB."""
 _CHUNK = struct.Struct(">I4s")
 _CHECK_BYTES = 4
 
 
 class Undecodable(Exception):
-    """The file cannot be used; the text says why, and what to give instead."""
+    """The file cannot be used; the message says why, and what to give instead."""
 
 
 def check_parts(content: bytes) -> None:
-    """Raises Undecodable."""
+    """Check that a file has not too many parts. Raises Undecodable."""
     if content.startswith(_JPEG_START):
         _check_scans(content)
     elif content.startswith(_PNG_START):

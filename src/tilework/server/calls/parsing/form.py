@@ -18,14 +18,14 @@ _TEXTS = (ArgumentKind.TEXT, ArgumentKind.CHOICE)
 
 
 def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dict[str, object]:
-    """The fields of a form as JSON has them.
+    """Return the fields of a form as JSON has them.
 
     A text becomes the number, truth value or list that its field wants, if it is written as in JSON; otherwise it stays
     a text, which is then refused as such. A field without a value is absent, except for prompts. A list is one field
     several times, also as `NAME[]`, or JSON.
 
     Raises:
-        InvalidValue: a field that holds one value is given several times, or one that is no picture is a file.
+        InvalidValue: a field that holds one value is given several times, or a field that is no picture is a file.
     """
     lists = {one.name for one in info.arguments if one.kind in _LISTS}
     texts = _text_fields(info)
@@ -46,7 +46,7 @@ def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dic
 
 
 def untyped_fields(form: Iterable[tuple[str, str | bytes]]) -> dict[str, object]:
-    """The fields of a form as they came, for finding its model: which types they have depends on that."""
+    """Return the fields of a form as they came, for finding its model, on which their types depend."""
     return {name: _unless_empty(values) for name, values in _by_name(form).items()}
 
 
@@ -62,18 +62,18 @@ def _unless_empty(values: list[str | bytes]) -> object:
 
 
 def _text_fields(info: ModelInfo) -> set[str]:
-    """Fields whose values are texts, so that "7" stays one. What no model takes is refused in either way."""
+    """Return the fields whose values are texts, so that "7" stays one. Unknown fields are refused either way."""
     own = {name for name, one in ImageRequest.model_fields.items() if not _wants_other(one.annotation)}
     return own | {one.name for one in info.arguments if one.kind in _TEXTS}
 
 
 def _wants_other(annotation: object) -> bool:
-    """Whether a field takes numbers or truth values."""
+    """Return whether a field takes numbers or truth values."""
     return bool({int, float, bool} & {annotation, *get_args(annotation)})
 
 
 def _list(name: str, values: list[str | bytes]) -> object:
-    """The values, or the one that is a list as JSON; nested ones are no list that a model takes."""
+    """Return the values, or those of a list written as JSON. No model takes nested lists."""
     texts = [_text(name, value) for value in values]
     if len(texts) == 1 and texts[0].startswith("["):
         if (num_values := texts[0].count(",") + 1) > MAX_VALUES:
@@ -84,7 +84,7 @@ def _list(name: str, values: list[str | bytes]) -> object:
 
 
 def _json(text: str) -> object:
-    """What is written as JSON, as a field without a value is null; a text that is none stays one."""
+    """Parse JSON; an empty text is null, as a field without a value, and a text that is no JSON stays a text."""
     try:
         return inner_json(text or "null")
     except JsonRefused:
@@ -98,7 +98,7 @@ def _text(name: str, value: str | bytes) -> str:
 
 
 def _value(text: str) -> object:
-    """As `number_or_truth`; an empty object is one."""
+    """Read a value as `number_or_truth` does, or as an empty object."""
     return {} if text == "{}" else number_or_truth(text)
 
 

@@ -34,18 +34,18 @@ from tilework.store.given_pictures import GivenPictures
 DEFAULT_QUALITY = 90
 _MOST_NAMED = 10
 Body = TypeVar("Body", bound=BaseModel)
-StreamOf = Literal["image_generation", "image_edit"]  # What OpenAI's clients read from either route.
+StreamOf = Literal["image_generation", "image_edit"]  # Names of events that OpenAI's clients read.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCall:
     """One call: its images, all of one model and shape, and how to send them back.
 
-    Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
+    Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished states of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
-    are kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
-    its body were ignored, and what of its prompt the model does not know. Its end is told to `webhook`. It is part of
-    the trace `traceparent`.
+    are kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of its body
+    were ignored, and which parts of its prompt the model does not know. A notice of its end is sent to `webhook`. It is
+    part of the trace `traceparent`.
     """
 
     model: str
@@ -73,12 +73,12 @@ class ImageCall:
 
     @property
     def slo_source(self) -> str | None:
-        """Who has given the deadline, if there is one."""
+        """Source of the deadline, if there is one."""
         return None if self.deadline is None else self.deadline.source
 
     @property
     def is_promised(self) -> bool:
-        """Whether it is accepted only with the promise to be done by its deadline."""
+        """True if it is accepted only with the promise to be done by its deadline."""
         return self.deadline is not None and self.terms.on_miss is OnMiss.REJECT
 
     @property
@@ -87,7 +87,7 @@ class ImageCall:
 
     @property
     def is_video(self) -> bool:
-        """Whether it is for a video file."""
+        """True if it is for a video file."""
         return self.specs[0].video is not None
 
     @property
@@ -96,21 +96,21 @@ class ImageCall:
 
     @property
     def num_parts(self) -> int:
-        """How many files each image has: those of a clip are its frames, unless it is a video."""
+        """Number of files of each image: one for each frame of a clip, one for a video."""
         return 1 if self.is_video else self.specs[0].frames
 
     @property
     def num_files(self) -> int:
-        """How many files all its images have."""
+        """Number of files of all its images."""
         return len(self.specs) * self.num_parts
 
     @property
     def num_input_bytes(self) -> int:
-        """The memory that given pictures take; the images of the call share them."""
+        """Memory that given pictures take; the images of the call share them."""
         return sum(len(one.pixels) for each in self.specs[0].pictures.values() for one in each)
 
     def without_pixels(self) -> ImageCall:
-        """The same without given pictures, but for the names of their files."""
+        """Return the call without given pictures, except for the names of their files."""
         return replace(self, specs=tuple(replace(spec, pictures={}) for spec in self.specs))
 
     def with_pixels(self, kept: GivenPictures) -> ImageCall:
@@ -119,7 +119,7 @@ class ImageCall:
         return replace(self, specs=tuple(replace(spec, pictures=pictures) for spec in self.specs))
 
     def without_texts(self) -> ImageCall:
-        """What is remembered after the call's end, to answer a repeat: nothing that its client wrote or gave."""
+        """Return what is kept after the call's end, to answer a repeat: nothing that its client wrote or gave."""
         specs = tuple(
             replace(
                 spec,
@@ -144,8 +144,8 @@ def image_call(
 ) -> ImageCall:
     """Check a body against the schema, the model, the configuration and what the tenant may ask for.
 
-    `pictures` are those that its client gave; the body has no fields for them any more. With a `video` the call
-    is for one, and what that says decides its frames.
+    `pictures` are those that its client gave; the body has no fields for them any more. With a `video` the call is for
+    a video file, and `video` decides its frames.
 
     Raises:
         InvalidValue: a value is wrong.
@@ -198,7 +198,7 @@ def image_call(
 def parsed(
     model: type[Body], body: Mapping[str, object], required: str, example: str, *, is_strict: bool = False
 ) -> Body:
-    """A body as its model; null means absent, except for the one field that is `required` (`example`: as JSON).
+    """Parse a body as its model; null means absent, except for the one field that is `required` (`example`: as JSON).
 
     Unless `is_strict`, values are read as `read_fields` does.
 
@@ -221,7 +221,7 @@ def parsed(
 
 
 def _deadline(ask: ImageRequest, priority: str, specs: Sequence[Spec], rules: Rules) -> Deadline | None:
-    """As asked for, or else what requests of the class have by default."""
+    """Return the deadline that is asked for, or else the default of the request's class."""
     most_s = rules.config.max_slo_s
     return asked_deadline(
         slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=most_s
@@ -229,14 +229,14 @@ def _deadline(ask: ImageRequest, priority: str, specs: Sequence[Spec], rules: Ru
 
 
 def _as_url(ask: ImageRequest) -> bool:
-    """As asked for, or else as OpenAI does for a model of this name. A stream carries its pictures."""
+    """Return whether to give URLs: as asked, else as OpenAI does for the model's name. A stream carries its images."""
     if ask.response_format is None:
         return not ask.stream and ask.model is not None and ask.model.startswith(GIVES_URLS)
     return ask.response_format == "url"
 
 
 def _stand_ins(ask: ImageRequest, rules: Rules, spec: Spec) -> Iterator[str]:
-    """What is made instead of what was asked for, since clients of OpenAI's API cannot ask for anything else."""
+    """Yield warnings of something that is made in place of what was asked for, for clients that have no choice."""
     name = rules.info.name
     if rules.stands_in:
         yield f"model {shown(ask.model)} is not served here: {name} stands in for it."
@@ -245,7 +245,7 @@ def _stand_ins(ask: ImageRequest, rules: Rules, spec: Spec) -> Iterator[str]:
 
 
 def _warnings(ignored: Sequence[str]) -> tuple[str, ...]:
-    """What a client should know of fields that were ignored; of many, the first are named."""
+    """Return warnings about fields that were ignored; of many, the first are named."""
     named = [f"{shown(name)} is no field here, and was ignored." for name in ignored[:_MOST_NAMED]]
     others = len(ignored) - len(named)
     return (*named, f"{counted(others, 'more field')} ignored.") if others else tuple(named)
@@ -295,7 +295,7 @@ def _check_stream(ask: ImageRequest) -> None:
 
 
 def _check_previews(ask: ImageRequest, config: ServerConfig) -> None:
-    """What a safety filter has not looked at is not shown."""
+    """Refuse previews if there is a safety filter: an image that it has not checked is not shown."""
     for name in ("partial_images", "preview_every", "preview_every_s"):
         if (value := getattr(ask, name)) and config.safety_filter is not None:
             remedy = "Pictures are checked here before they are shown, when they are done: leave it out."
@@ -312,7 +312,7 @@ def _priority(name: str | None, rules: Rules) -> str:
 
 
 def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
-    """Whether the request, its class or the server asks for it; none of them can take it back."""
+    """Return whether the request, its class or the server asks for exactness; none of them can take it back."""
     is_exact = bool(ask.exact) or priority in rules.tenants.exact_classes or rules.config.exact
     if is_exact and rules.info.cell > 1:
         remedy = (
@@ -324,7 +324,7 @@ def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
 
 
 def _webhook(url: str | None, config: ServerConfig) -> str | None:
-    """A URL that the server may call: what clients could have it call otherwise is inside the operator's network."""
+    """Check a URL: otherwise clients could have the server call the operator's internal network."""
     if url is None:
         return None
     if not config.webhook_hosts:

@@ -1,4 +1,4 @@
-"""What a body asks for that does not change the picture: taken with a warning, or refused by a strict server."""
+"""Fields of a body that do not change the image: taken with a warning, or refused by a strict server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilework.server.schema.image_request import ImageRequest
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A field with a value that changes nothing, and why. The warning, which may be kept, says nothing of the value."""
+    """A field with a value that changes nothing, and why. Its warning, which may be kept, does not show the value."""
 
     field: str
     value: object
@@ -24,14 +24,14 @@ class NoEffect:
 
 
 def refuse(found: Sequence[NoEffect]) -> None:
-    """Raises InvalidValue for the first of them."""
+    """Raise InvalidValue for the first of them."""
     for one in found:
         remedy = f"It has no effect: {one.why}. Leave it out."
         raise invalid(one.field, one.value, remedy, code="unsupported_value")
 
 
 def no_effects(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> Iterator[NoEffect]:
-    """What has none of the fields of all models.
+    """Yield the fields, of those that all models have, that have no effect.
 
     Raises:
         InvalidValue: a guidance scale or a negative prompt would have an effect, and the model can take none.
@@ -48,7 +48,7 @@ def no_effects(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: 
 
 
 def _guidance(ask: ImageRequest, info: ModelInfo) -> Iterator[NoEffect]:
-    """A scale up to 1 asks for no guidance: where a model has none, that is what it does."""
+    """Yield a guidance scale without effect: up to 1 it asks for no guidance, which a model without guidance gives."""
     scale = ask.guidance_scale
     if scale is None or info.takes_guidance or scale == info.default_guidance_scale:
         return
@@ -62,7 +62,7 @@ def _guidance(ask: ImageRequest, info: ModelInfo) -> Iterator[NoEffect]:
 def _idle_negative(
     ask: ImageRequest, negative: str, arguments: Mapping[str, ArgumentValue], info: ModelInfo
 ) -> str | None:
-    """Why a negative prompt changes nothing; None if it does. Raises InvalidValue."""
+    """Return why a negative prompt changes nothing; None if it does. Raises InvalidValue."""
     if not info.takes_negative:
         if negative:
             raise invalid(

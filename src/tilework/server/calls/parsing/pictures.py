@@ -1,4 +1,4 @@
-"""The pictures that a client gives: which argument of the model each is, within which limits, and their pixels."""
+"""The pictures that a client gives: the argument of the model that each one is, their limits, and their pixels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WHITE_ON_TRANSPARENT = (
 class GivenPicture:
     """A picture as its client sent it: a file, or a text that holds one. `place` is its field, `name` the argument.
 
-    Its transparent part, if it has one, is given as `mask`.
+    Its transparent part, if it has one, is the picture for the argument `mask`.
     """
 
     place: str
@@ -56,10 +56,10 @@ class PictureFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """What a call gives: pixels by argument of the model, and each picture as its client gave it.
+    """The pictures that a call gives: pixels by argument of the model, and each picture as its client gave it.
 
-    A picture whose transparent part is a mask is among `given` a second time, as that mask. `contents` are the files
-    of those, if they are to be kept. `warnings` are for the client.
+    A picture whose transparent part is a mask is among `given` a second time, as that mask. `contents` are the files of
+    `given`, if they are to be kept. `warnings` are for the client.
     """
 
     images: Mapping[str, tuple[Image, ...]] = field(default_factory=dict)
@@ -74,10 +74,10 @@ NO_PICTURES = Pictures()
 def taken_pictures(
     fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False
 ) -> tuple[dict[str, object], tuple[GivenPicture, ...]]:
-    """The fields of a call that are no pictures, and its pictures.
+    """Split a call into the fields that are no pictures, and its pictures.
 
-    In an edit the transparent part of the main picture, the first if there are several, is its mask, unless one is
-    given: so OpenAI's API has it.
+    In an edit, the transparent part of the main picture, the first if there are several, is its mask, unless one is
+    given, as in OpenAI's API.
 
     Raises:
         InvalidValue: the model takes no such picture, or not as many; one that it needs is missing; or a value is none.
@@ -105,9 +105,9 @@ def taken_pictures(
 
 
 def takes(fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False) -> bool:
-    """Whether a call with these fields has pictures that the model takes, and all that it needs.
+    """Return whether a call with these fields has pictures that the model takes, and all that it needs.
 
-    They are not decoded yet: a picture that must have a mask in it may have none.
+    They are not decoded yet, so a picture that must contain a mask counts as lacking it.
     """
     try:
         _, given = taken_pictures(renamed(fields, info), info, is_edit=is_edit)
@@ -117,13 +117,13 @@ def takes(fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = Fals
 
 
 def reject_edits(info: ModelInfo) -> None:
-    """Raises InvalidValue if the model takes no picture that could be edited."""
+    """Raise InvalidValue if the model takes no picture that could be edited."""
     if main_picture(info) is None:
         raise InvalidValue(f"{IMAGE} is not accepted: {_text_alone(info)}", field=IMAGE, code="unsupported_value")
 
 
 def decoded(given: Sequence[GivenPicture], config: ServerConfig, *, keeps_files: bool) -> Pictures:
-    """Decode all of a call; to be called on a thread.
+    """Decode all pictures of a call; to be called on a thread.
 
     Raises:
         InvalidValue: one is too large, damaged, or no picture.
@@ -149,14 +149,14 @@ def decoded(given: Sequence[GivenPicture], config: ServerConfig, *, keeps_files:
             warnings.append(_inversion_warning(one, is_strict=config.strict))
         if one.mask is not None and found.has_transparent_part:
             part = replace(one, name=one.mask.name, is_mask=True, mask=None)
-            add(part, content, None)  # These pixels have been counted.
+            add(part, content, None)  # `left` counts these pixels already.
         elif one.mask is not None and one.mask.required:
             raise _mask_missing(one, one.mask.name)
     return Pictures(images=images, given=parts, contents=contents, warnings=tuple(warnings))
 
 
 def _inversion_warning(mask: GivenPicture, *, is_strict: bool) -> str:
-    """The warning about a mask that may mean the opposite; a strict server refuses it."""
+    """Return the warning about a mask that may mean the opposite; a strict server refuses the mask."""
     if is_strict:
         raise mask.refused(f"It {_WHITE_ON_TRANSPARENT}")
     return f"{mask.place} {_WHITE_ON_TRANSPARENT}"
@@ -171,7 +171,7 @@ def _mask_missing(picture: GivenPicture, name: str) -> InvalidValue:
 
 
 def decoded_again(files: Iterable[PictureFile], kept: GivenPictures) -> dict[str, tuple[Image, ...]]:
-    """The pixels of files that were accepted before.
+    """Decode files that were accepted before.
 
     Raises:
         Undecodable: this version cannot read one.
@@ -185,18 +185,18 @@ def decoded_again(files: Iterable[PictureFile], kept: GivenPictures) -> dict[str
 
 
 def main_picture(info: ModelInfo) -> PictureInput | None:
-    """The picture that a client means by `image`: the one of this name, or else the first that is no mask."""
+    """Return the picture that a client means by `image`: the one of this name, or else the first that is no mask."""
     drawn = [one for one in info.pictures if not one.is_mask]
     return next((one for one in drawn if one.name == IMAGE), drawn[0] if drawn else None)
 
 
 def _main_mask(info: ModelInfo) -> PictureInput | None:
-    """The mask that a client means by `mask`."""
+    """Return the mask that a client means by `mask`."""
     return next((one for one in info.pictures if one.is_mask), None)
 
 
 def _mask_within(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo) -> PictureInput | None:
-    """The mask that the main picture may have in it, since it is not given by itself."""
+    """Return the mask that the main picture may contain, since none is given by itself."""
     main, mask = main_picture(info), _main_mask(info)
     if main is None or mask is None or main.name not in given or mask.name in given:
         return None
@@ -204,7 +204,7 @@ def _mask_within(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo)
 
 
 def _field_names(info: ModelInfo) -> dict[str, str]:
-    """The argument that each field means; those that other servers have are aliases."""
+    """Return the argument that each field means; names that other servers have are aliases."""
     names: dict[str, str] = {}
     if (main := main_picture(info)) is not None:
         names |= dict.fromkeys((IMAGE, IMAGES, INPUT_REFERENCE), main.name)
@@ -228,7 +228,7 @@ def _of_field(field_name: str, value: object, one: PictureInput) -> tuple[GivenP
 
 
 def _content(field_name: str, value: object) -> str | bytes | LongText:
-    """A file, a text, or either in an object of OpenAI's: `{"image_url": "data:..."}`."""
+    """Return a file, a text, or either in an object of OpenAI's: `{"image_url": "data:..."}`."""
     inner = value
     for name in ("image_url", "url"):
         inner = inner.get(name, inner) if isinstance(inner, dict) else inner
@@ -238,7 +238,7 @@ def _content(field_name: str, value: object) -> str | bytes | LongText:
 
 
 def _file(one: GivenPicture, max_bytes: int) -> bytes:
-    """Raises InvalidValue."""
+    """Return the content of a picture file. Raises InvalidValue."""
     content = one.content
     if not isinstance(content, bytes):
         start = content[:_HEAD_CHARS] if isinstance(content, str) else content.head(_HEAD_CHARS)
@@ -259,7 +259,7 @@ def _file(one: GivenPicture, max_bytes: int) -> bytes:
 
 
 def most_base64_bytes(max_picture_bytes: int) -> int:
-    """What a picture of this size takes as base64; even with line breaks and escapes it is less."""
+    """Return the most bytes that a picture of this size takes as base64; with line breaks and escapes it takes less."""
     return 2 * max_picture_bytes + LONG_TEXT_BYTES
 
 
@@ -270,7 +270,7 @@ def _num_bytes(content: str | LongText) -> int:
 def _check_complete(
     given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo, mask: PictureInput | None, *, is_edit: bool
 ) -> None:
-    """The `mask` may be within another picture. Raises InvalidValue."""
+    """Check that no picture is missing; the `mask` may be within another picture. Raises InvalidValue."""
     main = main_picture(info)
     needed = [one.name for one in info.pictures if one.required and one is not mask and one.name not in given]
     if is_edit and main is not None and not given:
@@ -299,7 +299,7 @@ def _text_alone(info: ModelInfo) -> str:
 
 
 def _briefly(value: object) -> object:
-    """Enough of a value to recognise it."""
+    """Return enough of a value to recognise it."""
     if isinstance(value, bytes):
         return f"a file of {len(value)} bytes"
     if isinstance(value, LongText):

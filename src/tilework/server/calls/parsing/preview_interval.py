@@ -1,4 +1,4 @@
-"""After how many steps there is a preview: as asked for, in steps or in seconds, or what a stream shows."""
+"""The number of steps between previews: as asked for, in steps or in seconds, or as a stream needs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ AloneSeconds = Callable[[Sequence[Spec]], float | None]
 
 
 def preview_interval(ask: ImageRequest, spec: Spec, info: ModelInfo, alone_s: AloneSeconds, max_previews: int) -> int:
-    """The number of steps; 0: never, and never after the last step. `spec` is the request but for its previews.
+    """Return the number of steps; 0: never, and never after the last step. `spec` is the request but for its previews.
 
     A number of seconds becomes the steps that take about as long if the request is alone, so that previews follow the
-    time of steps. There are at most `max_previews` then, or if that time is not known.
+    time of steps. The interval is then long enough for at most `max_previews`; so it is if that time is not known.
 
     Raises:
         InvalidValue: that many previews are not allowed, both are given, or the model draws none.
@@ -46,8 +46,8 @@ def _seconds(ask: ImageRequest) -> tuple[str, float | None]:
 
 
 def _of_stream(ask: ImageRequest, steps: int) -> int:
-    """The shortest interval with no more previews than unfinished pictures are wanted, so that none is drawn in vain.
+    """Return the shortest interval with no more previews than unfinished images are wanted: none is wasted.
 
-    It spreads them most evenly, too. Where no interval brings the very number (3 in 5 steps), there are fewer.
+    It also spreads them most evenly. If no interval gives the exact number (3 in 5 steps), there are fewer.
     """
     return -(-steps // (ask.partial_images + 1)) if ask.partial_images else 0

@@ -1,4 +1,4 @@
-"""What a client should know of a prompt for a model that draws few words, and says which."""
+"""Warnings about a prompt for a model that draws few words, and says which."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 def prompt_warnings(prompt: str, info: ModelInfo) -> Iterator[str]:
-    """One for a prompt without any word that the model draws, or one for each kind of which it names another word.
+    """Yield one warning if the model draws no word of the prompt, else one for each kind with an unknown word.
 
-    A word can stand before the name of its kind: "blue background" asks for the background "blue". No warning repeats
-    a word of the prompt, since records and webhooks have warnings, and no prompts.
+    A word can stand before the name of its kind: "blue background" asks for the background "blue". No warning repeats a
+    word of the prompt, since records and webhooks have warnings, and no prompts.
     """
     kinds = dict(info.words)
     words = re.findall(r"\w+", prompt.lower())

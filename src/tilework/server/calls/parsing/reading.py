@@ -1,4 +1,4 @@
-"""Reads values that are written otherwise than the schema has them, where they can mean one thing only.
+"""Reads values that are written otherwise than the schema has them, if they can mean only one thing.
 
 Rejected: pydantic's lax mode, which takes "yes" and 1 for true, and true for 1.
 """
@@ -21,10 +21,10 @@ _SIZE = re.compile(r"([0-9]{1,6})\s?[xX*\u00d7]\s?([0-9]{1,6})", re.ASCII)
 
 
 def read_fields(model: type[BaseModel], body: Mapping[str, object]) -> dict[str, object]:
-    """The body, with numbers and truth values where fields of the model want them and texts say them.
+    """Return the body, with texts read as numbers and truth values where fields of the model want them.
 
-    A whole number is an integer where one is wanted, also as 4.0, and one of some words may have capitals; what cannot
-    be read stays, and is refused by the model. "jpg" is "jpeg". `size` may be written 64X64, 64*64 or with a
+    A whole number is an integer where one is wanted, also as 4.0. A word of a fixed set may have capitals. A value that
+    cannot be read stays, and is refused by the model. "jpg" is "jpeg". `size` may be written 64X64, 64*64 or with a
     multiplication sign, and a `seed` of -1 is absent: a random one.
     """
     fields = model.model_fields
@@ -45,9 +45,7 @@ def read_fields(model: type[BaseModel], body: Mapping[str, object]) -> dict[str,
 
 
 def read_value(wanted: object, value: object) -> object:
-    """The value as `int`, `float`, `bool` or a word in small letters, if it is `wanted` and can be read so; else as it
-    is.
-    """
+    """Read a value as the `int`, `float`, `bool` or word in small letters that is `wanted`; as it is if that fails."""
     kinds, words = _accepted(wanted)
     if words and isinstance(value, str):
         return value.lower() if value.lower() in words else value
@@ -61,9 +59,7 @@ def read_value(wanted: object, value: object) -> object:
 
 @cache
 def _accepted(wanted: object) -> tuple[frozenset[object], frozenset[object]]:
-    """The types of numbers and truth values that are wanted, none where any text is; and the words of which a value is
-    to be one.
-    """
+    """Return the types of numbers and truth values that are wanted, none if any text is; and the words allowed."""
     kinds = frozenset((wanted, *get_args(wanted)))
     literals = (word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
     words = frozenset(word for word in literals if isinstance(word, str))
@@ -71,7 +67,7 @@ def _accepted(wanted: object) -> tuple[frozenset[object], frozenset[object]]:
 
 
 def number_or_truth(text: str) -> object:
-    """What the text is in JSON, or in Python, if it is a number or a truth value; else the text."""
+    """Return the value of a text in JSON or in Python if it is a number or a truth value; else the text."""
     if text in _TRUTH_VALUES:
         return _TRUTH_VALUES[text]
     if _INTEGER.fullmatch(text):

@@ -1,4 +1,4 @@
-"""The size of a call's pictures, and the number of a clip's frames, within the limits of the model and the server."""
+"""The size of a call's images, and the number of a clip's frames, within the limits of the model and the server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tilework.server.schema.image_request import ImageRequest
 def shape_of(
     ask: ImageRequest, info: ModelInfo, config: ServerConfig, picture: Image | None, num_given: int | None = None
 ) -> Shape:
-    """As asked for; else the size of the given picture, or the model's.
+    """Return the shape that is asked for; else the size of the given picture, or the model's.
 
-    Unless the server is strict, one of OpenAI's sizes that is not allowed here is made smaller in proportion, or gives
-    way to that of a picture that decides the size.
+    Unless the server is strict, one of OpenAI's sizes that is not allowed here is made smaller in proportion, or is
+    replaced by the size of a picture that decides it.
 
-    `num_given` is how many frames the clip has that decides how many are made (`ModelInfo.frames_of`), if one is given.
+    `num_given` is the number of frames of the given clip that decides how many are made (`ModelInfo.frames_of`), if
+    there is one.
 
     Raises:
         InvalidValue: the model or the configuration does not allow it.
@@ -46,12 +47,12 @@ def shape_of(
 
 
 def size_text(shape: Shape) -> str:
-    """Width and height, as clients write them."""
+    """Return width and height, as clients write them."""
     return f"{shape.width}x{shape.height}"
 
 
 def _shape_of_picture(ask: ImageRequest, info: ModelInfo, frames: int, picture: Image, *, is_strict: bool) -> Shape:
-    """The size that the stock call makes of a picture: its own, cut to legal sides."""
+    """Return the size that the stock call makes of a picture: its own, cut to legal sides."""
     multiple = info.side_multiple
     height, width = (side // multiple * multiple for side in (picture.height, picture.width))
     if not (height and width) or max(height, width) > info.max_side:
@@ -96,15 +97,14 @@ def _given_frames(ask: ImageRequest, info: ModelInfo, num_given: int) -> int:
 
 
 def _default(info: ModelInfo, frames: int, max_pixels: int, picture: Image | None) -> Shape:
-    """The model's size; with a picture that one's, made smaller in proportion if it must be, and then cut to legal
-    sides."""
+    """Return the model's size, or that of the picture, made smaller in proportion if needed, and cut to legal sides."""
     if picture is None:
         return Shape(info.default_height, info.default_width)
     return _fitted(picture.height, picture.width, info, max_pixels // frames)
 
 
 def _fitted(height: int, width: int, info: ModelInfo, max_pixels: int) -> Shape:
-    """These sides, made smaller in proportion if they must be, and then cut to legal ones."""
+    """Make these sides smaller in proportion if needed, then cut them to legal ones."""
     scale = min(1.0, info.max_side / max(height, width), math.sqrt(max_pixels / (height * width)))
     multiple = info.side_multiple
     rows, columns = (max(1, int(side * scale + 1e-9) // multiple) * multiple for side in (height, width))
@@ -112,13 +112,13 @@ def _fitted(height: int, width: int, info: ModelInfo, max_pixels: int) -> Shape:
 
 
 def _sides(size: str) -> tuple[int, int]:
-    """Height and width of a size that is written as one."""
+    """Return height and width of a size that is written as one."""
     width, _, height = size.partition("x")
     return int(height), int(width)
 
 
 def _size(ask: ImageRequest, default: Shape) -> str | None:
-    """The size as one text; a side that is not given is the default's."""
+    """Return the size as one text; a side that is not given is the default's."""
     if ask.width is None and ask.height is None:
         return ask.size
     if ask.size is not None:
@@ -142,6 +142,6 @@ def _plain_shape(size: str | None, info: ModelInfo, default: Shape) -> Shape:
 
 
 def _legal_side(side: int, info: ModelInfo) -> int:
-    """The nearest legal side; the larger one if two are equally near."""
+    """Return the nearest legal side; the larger one if two are equally near."""
     multiples = (2 * side + info.side_multiple) // (2 * info.side_multiple)
     return info.side_multiple * min(max(multiples, 1), info.max_side // info.side_multiple)

@@ -1,4 +1,4 @@
-"""What to draw, picture by picture: sizes, steps, seeds and previews, within the limits of the model and the server."""
+"""The specs of a call, image by image: sizes, steps, seeds and previews, within the limits of model and server."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _unknown(_: Sequence[Spec]) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a body is checked against; `now` is the server's time of day.
+    """The rules that a body is checked against; `now` is the server's time of day.
 
-    A body without a deadline gets that of `defaults`. `alone_s` says how long requests take alone, if that is known.
+    A body without a deadline gets that of `defaults`. `alone_s` returns how long requests take alone, if that is known.
     The model `stands_in` for one that the body names, which is not served here.
     """
 
@@ -59,7 +59,7 @@ def specs_of(
     exact: bool,
     video: VideoFormat | None = None,
 ) -> tuple[Spec, ...]:
-    """The specs of a call's pictures, which differ in their seeds.
+    """Return the specs of a call's images, which differ in their seeds.
 
     Raises:
         InvalidValue: the model or the configuration does not allow the size, the number of steps, the previews or the
@@ -94,7 +94,7 @@ def specs_of(
 
 
 def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
-    """The cache that a request asks for, or else the server's, if its model can do that: fields of its spec."""
+    """Return the fields of a spec for the cache that is asked for, or else the server's, if the model supports it."""
     info, config, name = rules.info, rules.config, ask.cache
     if name is not None and name != "off":
         if exact:
@@ -111,7 +111,7 @@ def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
 
 
 def _cache_setting(ask: ImageRequest, config: ServerConfig, kind: CacheKind | None) -> float:
-    """The number of a kind of cache: the request's, or the server's if its own cache has the same, or the default."""
+    """Return the number of a kind of cache: the request's, or the server's if its cache has that, or the default."""
     given = {"threshold": ask.cache_threshold, "interval": ask.cache_interval}
     for name, value in given.items():
         if value is not None and kind is None:
@@ -131,7 +131,7 @@ def _kind(name: CacheName) -> CacheKind:
 
 
 def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
-    """The LoRAs that a request uses, in its order."""
+    """Return the LoRAs that a request uses, in its order."""
     given = [one.model_dump() for one in ask.lora or ()]
     names = [one.name for one in ask.lora or ()]
     for name in names:
@@ -144,7 +144,7 @@ def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
 
 
 def _named(loras: Sequence[str]) -> str:
-    """The names of LoRAs; of many, the first."""
+    """Name LoRAs; of many, the first."""
     others = len(loras) - _MOST_NAMED
     first = ", ".join(map(shown, loras[:_MOST_NAMED]))
     return f"{first}, and {others} more (GET /v1/models has all)" if others > 0 else first

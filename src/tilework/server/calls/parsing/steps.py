@@ -1,4 +1,4 @@
-"""How many steps a call's pictures take, and how many of them are made if a given picture is the beginning."""
+"""The number of steps of a call's images, and how many of them are made if a given picture is the beginning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilework.server.schema.image_request import ImageRequest
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`made` steps of `whole`; without a strength that is None: the same number."""
+    """The number of steps: `made` of `whole`, which is None without a strength: then all are made."""
 
     made: int
     whole: int | None = None
@@ -23,7 +23,7 @@ class Steps:
 def steps_of(
     ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo, max_steps: int, *, has_picture: bool
 ) -> Steps:
-    """The steps of each picture of a call.
+    """Return the steps of each image of a call.
 
     Raises:
         InvalidValue: the model or the configuration does not allow the number, or the strength leaves none.
@@ -53,7 +53,7 @@ def _made(one: Argument, arguments: Mapping[str, ArgumentValue], whole: int) -> 
 
 
 def _whole_steps(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo, max_steps: int) -> int:
-    """As asked for, those of a schedule, or the model's."""
+    """Return the steps that are asked for, those of a schedule, or the model's."""
     schedule = schedule_of(arguments, info)
     if schedule is not None:
         name, steps = schedule

@@ -14,10 +14,10 @@ from tilework.server.schema.video_request import NOT_IN_VIDEOS, ONE_IN_VIDEOS, S
 
 
 def video_fields(body: Mapping[str, object], _max_prompt_chars: int) -> Fields:
-    """The fields of a video's clip.
+    """Return the fields of a video's clip.
 
     Raises:
-        InvalidValue: a field that only videos have is wrong, or the body has one that they have not.
+        InvalidValue: a field that only videos have is wrong, or the body has one that videos do not have.
     """
     given = {name: value for name, value in spread(body).items() if value is not None}
     ask = parsed(VideoRequest, {"prompt": "", **given}, "prompt", '"..."')
@@ -33,7 +33,7 @@ def video_fields(body: Mapping[str, object], _max_prompt_chars: int) -> Fields:
 
 
 def _seconds(given: str | float | None) -> float | None:
-    """Clients of OpenAI's send a text."""
+    """Read a number of seconds; clients of OpenAI's API send a text."""
     if given is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How many frames a video has, how many a second, and how they are compressed."""
+"""The number of a video's frames, their rate, and how they are compressed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.server.config import ServerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedVideo:
-    """What a client says of a video; None where it leaves the choice. `seconds` as it was given, and as a number."""
+    """The wishes of a client about a video; None leaves the choice. `given_seconds` is `seconds` as it was given."""
 
     fps: float | None = None
     seconds: float | None = None
@@ -21,8 +21,10 @@ class AskedVideo:
 
 
 def format_of(asked: AskedVideo, info: ModelInfo, config: ServerConfig) -> VideoFormat:
-    """Raises:
-    InvalidValue: the model makes no videos.
+    """Return the format of a video.
+
+    Raises:
+        InvalidValue: the model makes no videos.
     """
     if not info.graph.makes(ResultKind.VIDEO):
         remedy = "It makes pictures: use POST /v1/images/generations, or name a model that makes clips, or none."
@@ -32,9 +34,9 @@ def format_of(asked: AskedVideo, info: ModelInfo, config: ServerConfig) -> Video
 
 
 def num_frames_of(asked: AskedVideo, num_frames: int | None, info: ModelInfo) -> int | None:
-    """As asked for, or the legal number that is nearest to the seconds; None leaves it to the model.
+    """Return the number of frames: as asked, or the legal one nearest to the seconds; None leaves it to the model.
 
-    However short it is, a video has the fewest frames that the model makes of more than one.
+    However short a video is, it has the fewest frames that the model makes of more than one.
 
     Raises:
         InvalidValue: both are given, or the model's longest clip is shorter.

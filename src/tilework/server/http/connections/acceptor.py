@@ -1,7 +1,7 @@
 """Accepts the connections of a listening socket, a few at a time, and none while there is no descriptor for one.
 
-asyncio's own (3.11 to 3.14) accepts as many as the backlog has in one turn of the loop, and without descriptors logs a
-traceback and tries again for each of them, 2048 times a turn.
+asyncio's own acceptor (3.11 to 3.14) accepts as many as the backlog has in one turn of the loop. Without descriptors it
+logs a traceback and tries again for each of them, 2048 times a turn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PAUSE_S = 0.1
 
 
 class Acceptor:
-    """Makes a protocol for each connection, from its making until `close`. uvicorn knows it as an `asyncio.Server`.
+    """Makes a protocol for each connection, from its creation until `close`. uvicorn knows it as an `asyncio.Server`.
 
-    It accepts `at_once` in a turn of the loop. What those have sent is read two turns later.
+    It accepts `at_once` connections in a turn of the loop. Their data are read two turns later.
     """
 
     def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol], at_once: int) -> None:
@@ -31,7 +31,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; again it does nothing. The socket is the caller's to close, afterwards."""
+        """Accept no more; a second call does nothing. The caller closes the socket, afterwards."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -42,7 +42,7 @@ class Acceptor:
             self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Wait for those that are being accepted."""
+        """Wait for connections that are being accepted."""
         await asyncio.gather(*self._tasks)
 
     def _resume(self) -> None:
@@ -55,7 +55,7 @@ class Acceptor:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionError:  # Its client has gone.
+            except ConnectionError:  # The client has gone.
                 continue
             except OSError as error:  # No descriptor, or no memory for a socket; a network that is down.
                 _log.warning("no connection is accepted for %g s: %s", _PAUSE_S, error.strerror)
@@ -70,5 +70,5 @@ class Acceptor:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
-        except OSError:  # Its client has gone.
+        except OSError:  # The client has gone.
             connection.close()

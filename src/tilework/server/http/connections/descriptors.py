@@ -1,4 +1,4 @@
-"""How many files this process may have open, and so how many connections it can serve."""
+"""The limit of open files of this process, and the number of connections that it allows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def raise_limit() -> int:
 
 
 def possible_limit() -> int:
-    """What `raise_limit` would return."""
+    """Return the limit that `raise_limit` would return."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_finite(soft), min(_finite(hard), _MOST))
 
 
 def connections_within(limit: int) -> int:
-    """How many connections there may be with this limit of open files, at least 1."""
+    """Return the number of connections within this limit of open files, at least 1."""
     return max(1, (limit - _OWN) // _PER_CONNECTION)
 
 

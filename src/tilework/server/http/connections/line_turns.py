@@ -1,4 +1,4 @@
-"""Reads what has very many short lines in turns: h11 takes microseconds for each header and each chunk of a body."""
+"""Reads data with very many short lines in turns: h11 takes microseconds for each header and each chunk of a body."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tilework.server.http.errors import many_headers
 MAX_HEADERS = 128
 _MOST_LINES = 256
 _PIECE_BYTES = 2 << 10
-"""With chunks of one byte these are 340 chunks, 2 ms. Ordinary ones have kilobytes, so that they are read at once."""
+"""Size of a piece: 340 chunks of one byte, 2 ms. Ordinary chunks have kilobytes: they are read at once."""
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
 class LineTurns(LimitedProtocol):
-    """Passes what has too many lines on in small pieces, one piece of one connection in each round of the event loop.
+    """Passes on data with too many lines in small pieces, one piece of one connection in each round of the event loop.
 
-    `turns` are the connections that have something left. A head of more than `MAX_HEADERS` is refused before it is
-    parsed.
+    `turns` are the connections that have something left. A head with more than `MAX_HEADERS` headers is refused before
+    it is parsed.
     """
 
     turns: deque[LineTurns]
@@ -65,7 +65,7 @@ class LineTurns(LimitedProtocol):
             self.loop.call_soon(self._take_turn)
 
     def _has_more(self) -> bool:
-        """Read a piece. Returns whether more is left."""
+        """Read a piece. Return whether more is left."""
         if self.is_lingering or self._raw.is_closing():
             self._left.clear()
             return False
@@ -93,13 +93,13 @@ class LineTurns(LimitedProtocol):
             super().handle_events()
 
     def _num_lines(self) -> int:
-        """Those of the head that has come."""
+        """Return the number of lines of the head that has come."""
         head = self.conn.trailing_data[0][: self.limits.max_head_bytes]
         end = _END_OF_HEAD.search(head)
         return head.count(b"\n", 0, len(head) if end is None else end.start())
 
 
 def protocol_class(limits: Limits, places: Places, open_paths: Collection[str] = ()) -> type[LineTurns]:
-    """The protocol for a server with these limits and places; `open_paths` need no key."""
+    """Make the protocol class of a server with these limits and places; `open_paths` need no key."""
     shared = {"limits": limits, "places": places, "open_paths": open_paths, "turns": deque()}
     return type("BoundProtocol", (LineTurns,), shared)

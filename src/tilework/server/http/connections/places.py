@@ -1,9 +1,9 @@
-"""Which connections have one of the places that there are, and which gives its place to a newcomer.
+"""The places for connections: which connections have one, and which gives its place to a newcomer.
 
-A server that only counts is locked up by one client that opens that many connections and sends nothing. So one that
-is not in a request can lose its place. Those of which nothing is known lose it first: the oldest one that has not had
-an answer which only a key opens (without keys: any answer but a probe's). nginx closes idle connections for new ones
-in the same way (`worker_connections`); it knows no shares.
+A server that only counts connections is locked up by one client that opens as many and sends nothing. So a connection
+that is not in a request can lose its place. Unknown ones lose it first: the oldest one that has not had an answer which
+only a key opens (without keys: any answer but a probe's). nginx closes idle connections for new ones in the same way
+(`worker_connections`); it knows no shares.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Protocol
 _SHARE_OF_STRANGERS = 2  # A half of the places is kept for connections that have shown a key, or are in a request.
 _SHARE_OF_ADDRESS = 4
 _REST_S = 1.0  # A connection that was used a moment ago will be used again.
-_PREFIX = 64  # What one subscriber has of IPv6.
+_PREFIX = 64  # One subscriber has a network of this prefix of IPv6.
 
 
 class Connection(Protocol):
-    """What holds a place. `holder` is who has it: see `holder_of`."""
+    """A connection that holds a place. `holder` is its client: see `holder_of`."""
 
     @property
     def holder(self) -> str: ...
 
     def give_way(self) -> None:
-        """Close, since another one gets the place. `leave` may be called at once, or later."""
+        """Close, since another connection gets the place. `leave` may be called at once, or later."""
 
 
 class Places:
@@ -41,7 +41,7 @@ class Places:
         self._most_strangers = max(1, most // _SHARE_OF_STRANGERS)
         self.most_of_one = max(1, most // _SHARE_OF_ADDRESS)
         self._held: set[Connection] = set()
-        # In the order in which they came to wait.
+        # In the order in which they began to wait.
         self._leaving: dict[Connection, None] = {}
         self._strangers: dict[Connection, None] = {}
         self._by_holder: dict[str, dict[Connection, None]] = {}
@@ -52,7 +52,7 @@ class Places:
         return len(self._held)
 
     def enter(self, newcomer: Connection) -> bool:
-        """Give a new connection a place, for which another one may have to give way; False if none can."""
+        """Give a new connection a place, for which another one may lose its own; return False if there is none."""
         own = self._by_holder.get(newcomer.holder, {})
         if len(own) >= self.most_of_one:
             self._let_go(next(iter(own)))
@@ -65,11 +65,11 @@ class Places:
         return True
 
     def use(self, one: Connection) -> None:
-        """It is in a request: it keeps its place."""
+        """Note that a connection is in a request: it keeps its place."""
         self._forget(one)
 
     def rest(self, one: Connection, *, is_known: bool) -> None:
-        """It waits for its next request; `is_known`: it has shown a key."""
+        """Note that a connection waits for its next request; `is_known`: it has shown a key."""
         self._forget(one)
         if one not in self._held:
             return
@@ -79,13 +79,13 @@ class Places:
             self._await_head(one)
 
     def linger(self, one: Connection) -> None:
-        """It has its answer and is about to close: it is the first to give way."""
+        """Note that a connection has its answer and is about to close: it is the first to lose its place."""
         self._forget(one)
         if one in self._held:
             self._leaving[one] = None
 
     def leave(self, one: Connection) -> None:
-        """It is closed. One that had no place is no matter."""
+        """Note that a connection is closed. It need not have had a place."""
         self._forget(one)
         self._held.discard(one)
 
@@ -121,7 +121,7 @@ class Places:
 
 @lru_cache(maxsize=4096)
 def holder_of(address: str) -> str:
-    """Who has the connections of an address: the address itself, or the network of 64 bits of one of IPv6."""
+    """Return the holder of an address's connections: the address, or the network of 64 bits of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,9 +1,8 @@
 """uvicorn's HTTP protocol with limits on slow connections and on their number.
 
 uvicorn (0.54) has no limit for these: it waits without end for the head of a request, for a client that takes nothing
-of its answer, and for the rest of a body that no route reads; and its `limit_concurrency` refuses requests, but accepts
-any number of connections (see `places`). The protocol is always h11's, so that the limits are the same on every
-machine.
+of its answer, and for the rest of a body that no route reads. Its `limit_concurrency` refuses requests, but accepts any
+number of connections (see `places`). The protocol is always h11's, so that the limits are the same on every machine.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from tilework.server.http.errors import SERVER, ApiError, long_head
 
 LEAST_BYTES_PER_S = 16 << 10  # The least rate at which a client must take its answer.
 LINGER_S = 1.0  # Time for a client to read an answer that came before it had sent all of its request.
-_HEAD = b"HTTP/1.1 "  # How an answer begins; its status follows.
-_MOST_REFUSED = 64  # Connections without a place that get an answer at a time: others are cut off.
-LINGER_BYTES = 4 << 20  # How much more of that request is received, and thrown away.
+_HEAD = b"HTTP/1.1 "  # The beginning of an answer; its status follows.
+_MOST_REFUSED = 64  # Connections without a place that may get an answer at a time: others are cut off.
+LINGER_BYTES = 4 << 20  # More of that request is received up to this size, and thrown away.
 
 
 class Limits(Protocol):
-    """What holds for each connection: see `ServerConfig`."""
+    """The limits for each connection: see `ServerConfig`."""
 
     @property
     def max_head_bytes(self) -> int: ...
@@ -47,10 +46,10 @@ class Limits(Protocol):
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. uvicorn wants to make protocols from a class, so what all of them share is set on a subclass:
-    see `line_turns.protocol_class`. `open_paths` are answered without a key.
+    """One connection. `open_paths` are answered without a key.
 
-    That subclass also counts the connections that were refused and are still open.
+    uvicorn makes protocols from a class, so what all connections share is set on a subclass: see
+    `line_turns.protocol_class`. That subclass also counts the connections that were refused and are still open.
     """
 
     limits: Limits
@@ -78,7 +77,7 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def holder(self) -> str:
-        """Whose connection it is: see `places`."""
+        """Holder of the connection: see `places`."""
         return holder_of(self.client[0] if self.client else "")
 
     @property
@@ -94,7 +93,7 @@ class LimitedProtocol(H11Protocol):
             self._turn_away()
 
     def _turn_away(self) -> None:
-        """There is no place for it."""
+        """Refuse a connection for which there is no place."""
         if type(self).num_refused >= _MOST_REFUSED:
             self._raw.abort()
             return
@@ -103,10 +102,10 @@ class LimitedProtocol(H11Protocol):
         self._refuse(_too_many_connections(self.places.most))
 
     def give_way(self) -> None:
-        """Close for a connection that gets its place. One that has begun to send is told why."""
+        """Close for a connection that gets its place. A client that has begun to send is told why."""
         if not self.is_lingering and self.conn.trailing_data[0]:
             self._answer(_too_many_connections(self.places.most))
-        if self._raw.get_write_buffer_size():  # It would stay open until its client takes that.
+        if self._raw.get_write_buffer_size():  # Otherwise it would stay open until its client takes that.
             self._raw.abort()
         else:
             self._raw.close()
@@ -119,7 +118,7 @@ class LimitedProtocol(H11Protocol):
         self.places.leave(self)
         type(self).num_refused -= self._is_refused
         self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
-        # These point back at what has them: only a collection would free it.
+        # These refer back to their owners: only a collection would free them.
         self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
         vars(self._raw).pop("_read_ready_cb", None)
 
@@ -142,7 +141,7 @@ class LimitedProtocol(H11Protocol):
         self._head_timer = self.loop.call_later(self.limits.read_timeout_s, self._on_slow_head)
 
     def _on_slow_head(self) -> None:
-        """A connection that has sent nothing is closed without an answer, as an idle one is."""
+        """Refuse a late head. A connection that has sent nothing is closed without an answer, as an idle one is."""
         self._head_timer = None
         if self.conn.trailing_data[0]:
             self._refuse(_slow_head(self.limits.read_timeout_s))
@@ -150,7 +149,7 @@ class LimitedProtocol(H11Protocol):
             self._raw.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what h11 could not read. One reason is a head that is not complete, and already too long."""
+        """Refuse data that h11 could not read. One reason is a head that is incomplete, and already too long."""
         is_long = len(self.conn.trailing_data[0]) > self.limits.max_head_bytes
         self._refuse(long_head(self.limits.max_head_bytes) if is_long else _not_http(msg))
 
@@ -207,7 +206,7 @@ class LimitedProtocol(H11Protocol):
             self._stall_timer = None
 
     def num_taken(self) -> int:
-        """Bytes that the client's machine has confirmed; what the kernel here still buffers does not count."""
+        """Return the bytes that the client has confirmed; what the kernel here still buffers does not count."""
         return self._num_written - self._raw.get_write_buffer_size() - _num_unconfirmed(self._raw)
 
     def write(self, data: bytes) -> None:
@@ -298,7 +297,7 @@ class _PoliteTransport:
 
 
 def _num_unconfirmed(transport: asyncio.Transport) -> int:
-    """Bytes in the kernel's send queue; 0 on systems that do not say, so that all it has accepted counts as taken."""
+    """Return the bytes in the kernel's send queue; 0 on systems that do not say: then all it accepted is taken."""
     size = bytearray(4)
     with suppress(OSError):
         fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, size)
