@@ -1,4 +1,9 @@
-"""Refuses what no device has the memory to decode, before anything of it runs."""
+"""Refuses what no device has the memory to decode, before anything of it runs.
+
+What kernels take beside tensors counts for float32 on CPUs, where it is known; elsewhere a decode is refused only if
+its tensors alone are too much. Rejected: plans on the thread that answers calls, since one takes up to seconds; and
+activations in the cost table, which would be interpolated.
+"""
 
 from __future__ import annotations
 
