@@ -1,4 +1,8 @@
-"""Devices for measurements of models that are added: when one is given which of them."""
+"""Devices for measurements of models that are added: when one is given which of them.
+
+A measurement is predicted to take twice as long as the longest so far. Rejected: devices that leave and join again,
+since promises would be planned as if they never came back.
+"""
 
 from __future__ import annotations
 

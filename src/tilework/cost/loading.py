@@ -1,4 +1,8 @@
-"""How long components take to load, and states to move: bytes over the speed of a source or link."""
+"""How long components take to load, and states to move: bytes over the speed of a source or link.
+
+Rejected for links between nodes: probes between all pairs at the start. They measure an idle network, and the first
+fetch says it as well.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ that has dropped its encoder need not load it.
 
 A blob in the cache is another name of the same file, and so is each copy that a request gets: none takes memory, and
 each is removed by its owner. An exact request shares with exact ones alone: what these begin from was encoded alone.
+
+Rejected: a cache in each worker, of which admission and the policy would know nothing: they would load an encoder for
+it.
 """
 
 from __future__ import annotations

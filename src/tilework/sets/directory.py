@@ -1,4 +1,7 @@
-"""A copy of the registry that is kept up to date, so that no request waits for the registry."""
+"""A copy of the registry that is kept up to date, so that no request waits for the registry.
+
+Rejected: a watch per refusal, which would take milliseconds of each.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ A worker keeps them after a work, so that the next one here starts at once. Blob
 without a work is bounded: beyond that jobs *spill*, which drops their tensors, and their next work here reads the blobs
 again. The controller need not know: the worker has the same jobs as before. It discards no blob of a state from which
 a job may go on, so one that is missing is of a job that goes on elsewhere, or has ended.
+
+Rejected: drops that the controller orders. It would need bytes in its events, and a device would exceed its bound until
+the order came. Rejected, too: copies in the host's memory, which would be there twice.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Reading a message makes no object but of the types that the codec was made for and that their fields name. So no
 message can run code, unlike a pickle.
+
+Small messages take an eighth of a pickle's time, and a report with an image of 1024 px three times it, since its pixels
+are copied (`python bench/run.py nodes`). So pipes keep their pickles.
 """
 
 from __future__ import annotations

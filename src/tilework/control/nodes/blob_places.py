@@ -1,4 +1,8 @@
-"""Which nodes have which state blobs."""
+"""Which nodes have which state blobs.
+
+Rejected: nodes in the controller's record of a job. Which node has which blob matters to decisions only when one is
+lost, and then only the position that is left. Rejected, too: states through the engine, which would carry each twice.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ diffusers decodes a causal clip latent by latent, but joins all frames before it
 keeps all of these, too, until the last one is decoded. Both grow with the number of frames. Pixels are made of each
 value alone, and the seams of tiles of the edges of two. So here frames become pixels as soon as they are decoded, and
 of a tile its edges stay. All numbers are those of the stock call, bit for bit.
+
+Rejected: all tiles of a frame first, which would keep what a causal decoder keeps from frame to frame for all of them.
 """
 
 from __future__ import annotations

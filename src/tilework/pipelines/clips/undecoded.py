@@ -1,4 +1,7 @@
-"""Stands for a decoded clip in a stock call, which hands it to its processor to make pictures of it."""
+"""Stands for a decoded clip in a stock call, which hands it to its processor to make pictures of it.
+
+Rejected: cutting the stock call off at its decode, since what comes behind it differs by class.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 The stock call itself says it: a second one is run through its loop as if each step ended with the latents that the
 model believes in now, and decodes them. So whatever a pipeline does behind its loop is done to the preview, too, and no
 model is called but the decoder.
+
+Rejected: a decoder of previews for each class, which would have to know how it packs its latents. Allegro draws none:
+its decoder makes nothing of latents that are fewer than its tiles.
 """
 
 from __future__ import annotations

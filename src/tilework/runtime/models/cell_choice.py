@@ -1,4 +1,9 @@
-"""How many devices are one, for models that exceed one of them: the smallest cell in which all their stages fit."""
+"""How many devices are one, for models that exceed one of them: the smallest cell in which all their stages fit.
+
+What a device needs of a component in a cell of any size follows from the bytes of its blocks and of what is in none
+(`core.component.WeightBlocks`). Rejected: to start workers in ever larger cells until one fits, which reads all models
+at each try; and `auto` as the default, which reads models once more where nothing exceeds a device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Nodes that leave: each goes when others have what only it had."""
+"""Nodes that leave: each goes when others have what only it had.
+
+Rejected: works that stop at their next step. Policies that never stop a work would meet jobs that must not be started
+yet.
+"""
 
 from __future__ import annotations
 

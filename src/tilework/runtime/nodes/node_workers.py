@@ -1,4 +1,9 @@
-"""The workers of a node, which may outlive the server that it belongs to."""
+"""The workers of a node, which may outlive the server that it belongs to.
+
+Pipes are first in, first out: nothing of the old session comes after a worker's answer to `StartOver`, and what comes
+before it is passed on to no server. Rejected: to go on with works that run. Their numbers, and those of their jobs, are
+of a controller that is gone, and what they have not reported is no part of its journal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Refuses a decode that no device has the memory for, before any of the request runs."""
+"""Refuses a decode that no device has the memory for, before any of the request runs.
+
+The memory that kernels take beside tensors counts for float32 on CPUs, where it is known; elsewhere a decode is refused
+only if its tensors alone are too much. Rejected: plans on the thread that answers calls, since one takes up to seconds;
+and activations in the cost table, which would be interpolated.
+"""
 
 from __future__ import annotations
 

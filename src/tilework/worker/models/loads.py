@@ -1,4 +1,8 @@
-"""The loads that a worker was told to do and has not ended: block by block, while nothing else is to be done."""
+"""The loads that a worker was told to do and has not ended: block by block, while nothing else is to be done.
+
+Loads do not go on between the steps of a work. On a CPU that gains nothing: the load takes the core from the work. On a
+GPU see `loads_ahead`.
+"""
 
 from __future__ import annotations
 
