@@ -1,4 +1,4 @@
-"""docs/reproduction.md: every command in it runs, small, and every figure that is remade stands there."""
+"""lab/docs/reproduction.md: every command in it runs, small, and every figure that is remade stands there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tilework.cli.app import app
 from tilework.policy.registry import policy_names
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reproduction.md"
-BENCH = ("python", "bench/run.py")
+PAGE = ROOT / "lab" / "docs" / "reproduction.md"
+BENCH = ("python", "lab/bench/run.py")
 READ_COMMANDS = """
 import json, sys
 from typer.main import get_command

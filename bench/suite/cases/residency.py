@@ -69,7 +69,7 @@ class Residency:
             ),
             method=(
                 "Simulated: 73 checkpoints on four devices with room for 2 each, a host with room for 6 "
-                "(docs/workloads.md). On time in %, the mean over seeds.",
+                "(lab/docs/workloads.md). On time in %, the mean over seeds.",
                 f"{FUTURE} knows all requests that will come; it is {SIMPLE} with the best eviction there is for one "
                 "memory alone, and no bound: it loads nothing ahead, and chooses requests as simply.",
                 "The share of the way is 100% where tilework is on time as often as that. Reads are loads from the "

@@ -1,7 +1,7 @@
 """TridentServe's figures on 128 simulated L20: requests on time and latency, its ablations, readings and deadlines.
 
 The tables are fitted to what the paper says of memory and of its best degrees, so that agreement there is circular
-(docs/reproduction.md). Rates are the published ones, at which static baselines of these tables are on time nearly
+(lab/docs/reproduction.md). Rates are the published ones, at which static baselines of these tables are on time nearly
 always, and those at which the best of them keeps about nine of ten, as the tables suggest.
 """
 

@@ -1,6 +1,6 @@
 """TridentServe's figures 11 and 13, and its tables 5 to 7: where stages run, and when that changes.
 
-What fits where was fitted to what the paper says of memory, and the mixes to its table 6 (docs/reproduction.md).
+What fits where was fitted to what the paper says of memory, and the mixes to its table 6 (lab/docs/reproduction.md).
 """
 
 from __future__ import annotations

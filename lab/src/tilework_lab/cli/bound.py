@@ -49,7 +49,7 @@ def command(
     """Compute how many requests could be on time at most, for a scheduler that knows the whole workload beforehand.
 
     No policy can do better on these devices at these costs, unless it forms batches; it may be that none can do as
-    well. See docs/yardsticks.md.
+    well. See lab/docs/yardsticks.md.
     """
     with user_errors(BadLine, BadCostTable, UnknownCost, OSError):
         table = read_table(cost)

@@ -59,7 +59,7 @@ def command(
 
     The tables show the share of requests on time, of all and of those that could have been,
     latency and device time, with 95% intervals over seeds. All times are simulated except those of decisions. See
-    docs/compare.md.
+    lab/docs/compare.md.
     """
     texts = workload or [options.GRID]
     comparison = Comparison(

@@ -19,7 +19,7 @@ from tilework_lab.compare.summary import FIGURES, CellSummary, Estimate, PolicyS
 
 
 def document_of(cells: Sequence[CellSummary], conditions: Conditions, num_processes: int) -> dict[str, Any]:
-    """The whole comparison; docs/compare.md lists the fields. An infinite or unknown value is null."""
+    """The whole comparison; lab/docs/compare.md lists the fields. An infinite or unknown value is null."""
     return {
         **_head(conditions, num_processes),
         "cells": [_cell_document(cell) for cell in cells],

@@ -1,4 +1,4 @@
-"""The grids: cells to compare policies on, and the policies to compare. docs/compare.md has the reasons."""
+"""The grids: cells to compare policies on, and the policies to compare. lab/docs/compare.md has the reasons."""
 
 from __future__ import annotations
 

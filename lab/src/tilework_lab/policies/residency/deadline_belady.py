@@ -23,7 +23,7 @@ class DeadlineBelady(DeadlineLeastRecentlyUsed):
     that wait do not count as asked for: those that cannot be on time wait for long, and what they need would be kept
     for them. Counting all of them, or those that can be on time, was no better on `gentd26` at loads of .5 to .8.
 
-    Source: "Belady eviction + deadline-aware" of our reference simulation of GenTD26 (docs/workloads.md); Belady, A
+    Source: "Belady eviction + deadline-aware" of our reference simulation of GenTD26 (lab/docs/workloads.md); Belady, A
     study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 1966.
     """
 

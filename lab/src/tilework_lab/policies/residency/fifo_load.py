@@ -11,7 +11,7 @@ from tilework_lab.policies.residency.to_the_end import Choice, Moment, OneToTheE
 class FifoLoad(OneToTheEnd):
     """The oldest request goes to the first free device, whatever that has.
 
-    Source: "FIFO, any GPU" of our reference simulation of GenTD26 (docs/workloads.md).
+    Source: "FIFO, any GPU" of our reference simulation of GenTD26 (lab/docs/workloads.md).
     """
 
     __slots__ = ()

@@ -16,7 +16,7 @@ class LeastRecentlyUsed(OneToTheEnd):
 
     One that has waited `patience_ns` goes before all that have not, the oldest first, to the device that loads least.
 
-    Source: "LRU + shortest load first (300 s patience)" of our reference simulation of GenTD26 (docs/workloads.md).
+    Source: "LRU + shortest load first (300 s patience)" of our reference simulation of GenTD26 (lab/docs/workloads.md).
     """
 
     patience_ns: int = 300 * NS_PER_S

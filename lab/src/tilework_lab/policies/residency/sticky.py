@@ -17,7 +17,7 @@ class Sticky(OneToTheEnd):
     A pipeline that comes for the first time, or whose home was lost, gets the device that is home to the fewest
     pipelines, the lowest id of equals.
 
-    Source: "sticky: one home per checkpoint" of our reference simulation of GenTD26 (docs/workloads.md).
+    Source: "sticky: one home per checkpoint" of our reference simulation of GenTD26 (lab/docs/workloads.md).
     """
 
     _homes: dict[str, int] = field(default_factory=dict, init=False)
