@@ -1,1 +1,1 @@
-"""Owns admission: when a request would finish, whether it is accepted, and the reservations of promised requests."""
+"""Owns admission: acceptance of requests, predictions of their ends, and reservations of promised requests."""

@@ -1,4 +1,4 @@
-"""Admission: whether a request is accepted, and when it is expected to finish."""
+"""Admission of requests: acceptance or refusal, and the predicted finish."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs, others_text
 
 PROMISE_PRICE = 1.0
-"""How many deadlines of others that would be kept a promise may cost, unless it is set."""
+"""Default number of kept deadlines of other jobs that a promise may cost."""
 _SILENT = "all nodes that could serve this request have said nothing for a second; ask without a promise, or again"
 
 
 @dataclass(slots=True, kw_only=True)
 class Admission:
-    """Accepts every request, unless the limits leave no room for it, its promise could not be kept, or it would be
+    """Accepts or refuses requests.
+    A request is refused only if the limits leave no room for it, if its promise could not be kept, or if it would be
     late on idle devices and is worthless then (`on_miss: drop`).
 
-    The finish is predicted by the policy if it looks that far ahead (`PredictsEnds`). Else each job that is served
+    The finish is predicted by the policy if it looks that far ahead (`PredictsEnds`). Otherwise each job that is served
     before the request is placed, in order, on as many devices as the policy would give it, those that are free first
-    (`admission.eta`). Either is corrected by the errors of earlier predictions (`admission.eta_correction`). A promise
-    (`on_miss: reject`) needs more than a good prediction: a proof that later requests cannot invalidate
-    (`admission.reservations`), and must not cost others more than `promise_price` deadlines.
+    (`admission.eta`). Both predictions are corrected by the errors of earlier ones (`admission.eta_correction`). A
+    promise (`on_miss: reject`) needs more than a good prediction: a proof that later requests cannot invalidate
+    (`admission.reservations`). It must not cost other jobs more than `promise_price` deadlines.
     """
 
     limits: AdmissionLimits
@@ -73,12 +74,12 @@ class Admission:
         now_ns: int,
         budget: SearchBudget,
     ) -> Admitted | Reject:
-        """Accept or refuse a request, of which this is left. Raises UnknownCost.
+        """Accept or refuse a request with this remaining work. Raises UnknownCost.
 
-        A promise needs a proof for the whole of it. Its refusal has a deadline that could be promised, the earliest
-        that the `budget` of its call finds.
+        A promise needs a proof for the whole of the request. Its refusal has a deadline that could be promised, the
+        earliest that the `budget` of its call finds.
         """
-        demand = policy.demand(request, costs.start(request), costs)  # Policies learn from it what is asked for.
+        demand = policy.demand(request, costs.start(request), costs)  # Policies learn from it which requests come.
         if left.position:
             demand = policy.demand(request, left, costs)
         no_room = self.limits.refusal(request, backlog)
@@ -125,7 +126,7 @@ class Admission:
         return Admitted(why, self._kept(eta_prediction, promise.block, now_ns), demand, promise)
 
     def _without_memory(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
-        """As `_too_large`; of a class of requests that fits it is known until costs or devices change."""
+        """Return `_too_large`; that a class of requests fits is remembered until costs or devices change."""
         key, state = cost_key(request), (costs.version_of(request), backlog.widest(request.pipeline))
         if self._fitting.get(key) == state:
             return None
@@ -135,40 +136,40 @@ class Admission:
         return refused
 
     def after_all_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, now_ns: int) -> int:
-        """A deadline that leaves time for all these requests, one after another, after all reservations."""
+        """Return a deadline that leaves time for all these requests, one after another, after all reservations."""
         run_ns = sum(policy.demand(one, costs.start(one), costs).run_ns for one in requests)
         last_ns = max([now_ns, *(due_ns for due_ns, _ in self.book.keys[-1:])])
         return self.book.margins.admission.due_ns(last_ns + run_ns, now_ns)
 
     def shared_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, backlog: Backlog) -> int:
-        """By how much a deadline must be later for these requests, too, if they share the devices evenly."""
+        """Return by how much a deadline must move for these requests, too, if they share the devices evenly."""
         device_ns = sum(policy.demand(one, costs.start(one), costs).device_ns for one in requests)
         return device_ns * (1000 + backlog.margins.admission.permille) // (1000 * len(backlog.devices))
 
     def learn(self, job: JobView, now_ns: int, num_came: int) -> None:
-        """Correct the predictions for requests like that of a job which has finished now.
+        """Correct the predictions for requests like that of a job that has just finished.
 
-        `num_came` others were accepted after it.
+        `num_came` other requests were accepted after it.
         """
         self._eta_correction.learn(job.request, job.eta_prediction, now_ns, num_came)
 
     def forget(self, pipeline: str) -> None:
-        """Drop all that is known by a pipeline's name: it is served no more."""
+        """Drop all that is known under a pipeline's name: it is served no more."""
         for known in (self._eta, self._eta_correction, self._fitting):
             known.forget(pipeline)
 
     def foreseen(self, job: JobView, policy: Policy, backlog: Backlog, now_ns: int) -> EtaPrediction | None:
-        """When an accepted job is expected to end, predicted now by the policy; None if it does not know."""
+        """Return the end of an accepted job as the policy predicts it now; None if the policy does not know."""
         end_ns = policy.end_ns(job) if _may_foresee(policy) else None
         return (
             None if end_ns is None else self._prediction(job, end_ns, backlog.num_jobs() - 1, now_ns, is_foreseen=True)
         )
 
     def predict(self, job: JobView, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> EtaPrediction:
-        """When an accepted job is expected to end, predicted now."""
+        """Return when an accepted job is expected to end, predicted now."""
         num_others = backlog.num_jobs() - 1
         if job.committed.stage is None:
-            num_others = 0  # None can delay it.
+            num_others = 0  # No other job can delay it.
         elif (foreseen := self.foreseen(job, policy, backlog, now_ns)) is not None:
             return foreseen
         end_ns = self._eta.end_of(job, costs.pools, backlog, now_ns)
@@ -184,7 +185,7 @@ class Admission:
         return found if job.promised is None else self._kept(found, job.promised, now_ns)
 
     def _kept(self, found: EtaPrediction, block: Block, now_ns: int) -> EtaPrediction:
-        """The prediction for a promised job: it ends in time, at the latest when the guard lets its reservation end."""
+        """Return the prediction for a promised job: it ends in time, at the latest when the guard lets it end."""
         return found.by(self.book.margins.guard.latest_ns(block.due_ns, now_ns))
 
 
@@ -198,14 +199,14 @@ def _may_foresee(policy: Policy) -> TypeGuard[PredictsEnds]:
 
 @cache
 def _is_a(kind: type, protocol: type) -> bool:
-    """To ask a protocol takes longer than all else that admission asks of most requests."""
+    """Return whether `kind` has the protocol. Cached: the check takes longer than all else in most admissions."""
     return issubclass(kind, protocol)
 
 
 def _with_earliest(no_room: Reject, demand: Demand, parts: Sequence[FreeAfterAhead], now_ns: int) -> Reject:
-    """The refusal with the earliest finish, if the request were accepted once other jobs have made room.
+    """Return the refusal with the earliest finish of the request if it were accepted once other jobs make room.
 
-    Unknown for a promise, which would also need a place among the reservations at that time.
+    That is unknown for a promise, which would also need a place among the reservations at that time.
     """
     assert no_room.retry_ns is not None
     alone_ns = now_ns + no_room.retry_ns + demand.run_ns
@@ -213,7 +214,7 @@ def _with_earliest(no_room: Reject, demand: Demand, parts: Sequence[FreeAfterAhe
 
 
 def _too_late(request: Request, left: Cursor, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
-    """The refusal of a request that is worthless when late, and would be late even if nothing else ran."""
+    """Return the refusal of a request that is worthless when late, and would be late even if nothing else ran."""
     if not request.is_dropped_if_late:
         return None
     assert request.deadline_ns is not None
@@ -227,7 +228,7 @@ def _too_late(request: Request, left: Cursor, policy: Policy, costs: CostModel, 
 def _without_devices(
     request: Request, demand: Demand, devices: Sequence[DeviceView], backlog: Backlog, now_ns: int
 ) -> Admitted | Reject | None:
-    """The answer if none of the `devices` that serve the request is up, or none on which a promise may count."""
+    """Return the answer if no device that serves the request is up, or a promise can rely on none of them."""
     if not devices:
         none_up = f"no device that serves {request.pipeline} is up" if backlog.devices else "no device is up"
         if request.is_promise:
@@ -246,7 +247,7 @@ def _without_devices(
 
 
 def _without_room(request: Request, costs: CostModel, devices: Sequence[DeviceView]) -> Reject | None:
-    """The refusal of a request whose weights do not fit onto a device that serves it, also while none is up."""
+    """Return the refusal of a request whose weights do not fit onto a device that serves it, also if none is up."""
     if not costs.all_components or (found := too_large(request, devices, costs)) is None:
         return None
     stage, most = found
@@ -258,7 +259,7 @@ def _without_room(request: Request, costs: CostModel, devices: Sequence[DeviceVi
 
 
 def _too_large(request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
-    """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
+    """Return the refusal of a request that is known not to fit into the memory of the devices that it may get."""
     shape = request.shape
     widest = backlog.widest(request.pipeline)
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]

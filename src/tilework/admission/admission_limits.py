@@ -12,7 +12,7 @@ from tilework.core.interfaces import Backlog
 from tilework.core.request import RefusalCode, Request, Shape
 from tilework.core.time import s_from_ns
 
-_SHARES_FROM = 0.5  # How full the queue is when tenants are limited to their shares.
+_SHARES_FROM = 0.5  # Part of the queue in use from which on tenants are limited to their shares.
 _MOST_OF_ONE = 0.9  # The share of a tenant that is alone; the rest is kept for tenants that come later.
 
 
@@ -21,16 +21,16 @@ class AdmissionLimits:
     """Bounds on the jobs that wait or run; an accepted request is never refused later.
 
     At most `max_jobs` requests are accepted at a time, and the devices that are up may need at most `max_backlog_ns`
-    for the works that they have and for what waits. A class may use its `Request.room` of both bounds. Once half of
-    that is in use, a tenant may not have more than its fair share of it: by weight among the tenants that have requests
-    in the system, and nine tenths if it is alone.
+    for the works that they have and for the waiting jobs. A class may use its `Request.room` of both bounds. Once half
+    of that is in use, a tenant may not have more than its fair share of it: by weight among the tenants that have
+    requests in the system, and nine tenths if it is alone.
 
     A promised request does not wait in the queue but has a place among the reservations. So neither its class nor the
     time of the queue counts. The number of promised requests is bounded, and so is the share of their tenant, since
-    other requests cannot use promised time. A tenant beside others may hold a quarter of what may be promised
-    (`Request.promise_share`), whether others have requests now or not, since a promise is never taken back: of
-    `max_jobs`, and of the time of the devices that are up for as long as `max_backlog_ns`. A tenant that shares with
-    none may hold all.
+    other requests cannot use promised time. If there are other tenants, a tenant may hold a quarter of all that may be
+    promised (`Request.promise_share`): of `max_jobs`, and of the time of the devices that are up during
+    `max_backlog_ns`. This holds even while the others have no requests, since a promise is never taken back. A tenant
+    that shares with none may hold all.
 
     Without a device, the time of the backlog is unknown, and only the numbers are bounded.
     """
@@ -39,7 +39,7 @@ class AdmissionLimits:
     max_backlog_ns: int
 
     def refusal(self, request: Request, backlog: Backlog) -> Reject | None:
-        """The refusal of a request; None if there is room for it."""
+        """Return the refusal of a request; None if there is room for it."""
         if (refused := self._promise_refusal(request, backlog)) is not None:
             return refused
         room = 1.0 if request.is_promise else request.room
@@ -51,7 +51,7 @@ class AdmissionLimits:
         return None
 
     def _promise_refusal(self, request: Request, backlog: Backlog) -> Reject | None:
-        """The refusal of a request whose tenant holds its share of promises; it may come again without one at once."""
+        """Return the refusal of a request whose tenant holds its share of promises; it may come again without one."""
         if not request.is_promise or request.promise_share == 1:
             return None
         own, num_devices = backlog.promised_to(request.tenant), len(backlog.devices)
@@ -69,7 +69,7 @@ class AdmissionLimits:
         return Reject(request.uid, reason, None, RefusalCode.TENANT, retry_ns if num_devices else None)
 
     def _is_half_empty(self, room: float, backlog: Backlog) -> bool:
-        """Whether so little is in use that no bound refuses anything, as nearly always."""
+        """Return whether the queue is so empty that no bound refuses anything, as nearly always."""
         held, num_devices = backlog.held(), len(backlog.devices)
         if held.num_jobs >= _SHARES_FROM * ceil(room * self.max_jobs):
             return False
@@ -79,9 +79,9 @@ class AdmissionLimits:
         return wait_ns < _SHARES_FROM * int(room * self.max_backlog_ns)
 
     def standing_refusal(self, backlog: Backlog, now_ns: int) -> Reject | None:
-        """The refusal of every request that asks for no promise; None if one of some tenant and class has room.
+        """Return the refusal of every request that asks for no promise; None if one of some tenant and class has room.
 
-        A promise has a place of its own, and shares of the queue are a tenant's own matter.
+        Promises are left out since they have a place of their own, and shares since they concern single tenants.
         """
         any_other = Request(uid="", pipeline="", shape=Shape(1, 1), steps=1, arrival_ns=now_ns, tenant="")
         refused = self.refusal(any_other, backlog)
@@ -130,7 +130,7 @@ class _Bound(NamedTuple):
         return None
 
     def _retry_ns(self, excess: int, speed: float) -> int | None:
-        """How long it takes until there is room for one more, if a share `speed` of the devices serves the excess."""
+        """Return how long it takes until there is room for one more, if `speed` of the devices serves the excess."""
         return None if self.each_ns is None else int((excess + 1) * self.each_ns / speed)
 
     def _full(self, request: Request) -> str:

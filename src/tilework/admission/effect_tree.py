@@ -1,9 +1,9 @@
-"""Reservations in order of their deadlines, in a tree that knows the effect of any sequence of them.
+"""Reservations in order of their deadlines, in a tree that stores the effect of any sequence of them.
 
 Leaves have up to `_MOST_IN_LEAF` blocks; the children of a node differ in height by at most one (Adelson-Velsky and
-Landis, 1962). What a node knows of its blocks (`admission.effects`) is computed when it is first needed, and dropped
-when one of them changes. So a change, and a question about any place in the order, take a time in proportion to the
-logarithm of the number of blocks.
+Landis, 1962). The effect of a node's blocks (`admission.effects`) is computed when it is first needed, and dropped when
+one of the blocks changes. So a change, and a query for any place in the order, take time in proportion to the logarithm
+of the number of blocks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tilework.core.interfaces import Block
 from tilework.core.time import Margin
 
 Key = tuple[int, int]
-"""The place of a reservation in the order: its deadline and its job's id."""
+"""Place of a reservation in the order: its deadline and its job's id."""
 _MOST_IN_LEAF = 32
-_SCALES = 2  # That of admission's margin and that of the guard's.
+_SCALES = 2  # The scale of admission's margin and that of the guard's.
 
 
 class EffectTree:
@@ -48,7 +48,7 @@ class EffectTree:
         self._root = _removed(self._root, key) or _Leaf()
 
     def pass_before(self, key: Key, free_ns: DeviceTimes) -> None:
-        """Change when devices are free to after all reservations before this place."""
+        """Advance the times at which devices are free to those after all reservations before this place."""
         node = self._root
         while isinstance(node, _Node):
             if key <= node.second_from:
@@ -61,7 +61,7 @@ class EffectTree:
             run_alone(block, free_ns)
 
     def bounds_from(self, key: Key, margin: Margin) -> Marks:
-        """By when devices must be free for all reservations from this place on."""
+        """Return the marks by which devices must be free for all reservations from this place on."""
         node, scale = self._root, scale_of(margin)
         marks: Marks = {}
         later: list[_Leaf | _Node] = []
@@ -79,7 +79,7 @@ class EffectTree:
         return marks
 
     def _bounds_before(self, node: _Leaf | _Node, later: Marks, scale: int) -> Marks:
-        """By when devices must be free before a node, for it and for the bounds of what comes after it."""
+        """Return the marks by which devices must be free before a node, for it and for the bounds after it."""
         bounds = self._bounds(node, scale)
         if not later:
             return dict(bounds)
@@ -105,14 +105,14 @@ class EffectTree:
             else:
                 found = bounds_of(node.blocks, scale)
             if len(node.bounds) == _SCALES:
-                node.bounds.clear()  # Of margins that are used no more, as a rule.
+                node.bounds.clear()  # They are usually of margins that are used no more.
             node.bounds[scale] = found
         return found
 
 
 @dataclass(slots=True, eq=False)
 class _Leaf:
-    """Blocks in order of their keys, and what is known of their effect: delays, and bounds by scale of margin."""
+    """Blocks in order of their keys, and their effect as far as it is known: delays, and bounds by scale of margin."""
 
     keys: list[Key] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -126,7 +126,7 @@ class _Leaf:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Two parts of the order. The keys of the second are not before `second_from`, all others are."""
+    """Two parts of the order. The keys of the second part are not before `second_from`, all others are."""
 
     first: _Leaf | _Node
     second: _Leaf | _Node
@@ -145,7 +145,7 @@ def _forget(node: _Leaf | _Node) -> None:
 
 
 def _put(node: _Leaf | _Node, key: Key, block: Block) -> _Leaf | _Node:
-    """The node with this block in place of the one with the same key, if any."""
+    """Return the node with this block in place of the one with the same key, if any."""
     _forget(node)
     if isinstance(node, _Node):
         if key < node.second_from:
@@ -167,7 +167,7 @@ def _put(node: _Leaf | _Node, key: Key, block: Block) -> _Leaf | _Node:
 
 
 def _removed(node: _Leaf | _Node, key: Key) -> _Leaf | _Node | None:
-    """The node without the block of this key; None if it has no other."""
+    """Return the node without the block of this key; None if it has no other."""
     _forget(node)
     if isinstance(node, _Leaf):
         index = bisect_left(node.keys, key)
@@ -188,7 +188,7 @@ def _removed(node: _Leaf | _Node, key: Key) -> _Leaf | _Node | None:
 
 
 def _joined(node: _Node) -> _Leaf | _Node:
-    """The node, balanced; or one leaf in its place, if its blocks fit well into one."""
+    """Return the node, balanced; or one leaf in its place, if its blocks fit well into one."""
     first, second = node.first, node.second
     if (
         isinstance(first, _Leaf)
@@ -200,7 +200,7 @@ def _joined(node: _Node) -> _Leaf | _Node:
 
 
 def _balanced(node: _Node) -> _Node:
-    """A node with the same blocks whose children differ in height by at most one; those of this one, by two."""
+    """Return a balanced node with the same blocks; the children of this one differ in height by at most two."""
     first, second = node.first, node.second
     if isinstance(first, _Node) and first.height > second.height + 1:
         if isinstance(first.second, _Node) and first.second.height > first.first.height:

@@ -1,17 +1,17 @@
-"""What a sequence of reservations does to the times of devices, whatever these times are.
+"""Effects of sequences of reservations on the times of devices, whatever these times are.
 
 Theory of operation. A block begins when each of its devices is free, so the time at which a device is free after a
-sequence of blocks is a maximum of sums: over devices, when each was free before, plus a delay that depends only on the
-blocks. These delays are a matrix in max-plus algebra (Baccelli et al., Synchronization and Linearity, 1992), and the
-matrix of two sequences, one after the other, is the product of theirs. The same matrix leads backwards: a device must
-be free before the sequence by the least, over devices, of when each must be free after it minus the delay, and early
-enough for the deadlines of the sequence itself (residuation). So a long sequence is passed at once, in both directions,
-and one block can change without a look at the others (`admission.effect_tree`).
+sequence of blocks is a maximum of sums: over devices, the time when each was free before, plus a delay that depends
+only on the blocks. These delays are a matrix in max-plus algebra (Baccelli et al., Synchronization and Linearity,
+1992), and the matrix of two sequences, one after the other, is the product of theirs. The same matrix leads backwards:
+a device must be free before the sequence by the least, over devices, of the time when each must be free after it minus
+the delay, and early enough for the deadlines of the sequence itself (residuation). So a long sequence is passed at
+once, in both directions, and one block can change without a look at the others (`admission.effect_tree`).
 
 *Time.* A margin is a share of the time until the deadline, so what is in time changes as time passes. But all latest
 ends of a margin move together: `Margin.latest_ns` is `(1000 due + permille now - 1000 fixed) // (1000 + permille)`.
-So deadlines are kept as *marks*, these dividends without the terms of now and of the fixed part. A nanosecond counts
-`1000 + permille` there.
+So deadlines are kept as *marks*: these dividends without the terms of now and of the fixed part. In marks a nanosecond
+is `1000 + permille` units.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tilework.core.interfaces import Block
 from tilework.core.time import Margin
 
 NEVER = 1 << 100
-"""A mark beyond all."""
+"""Mark beyond all others."""
 Row = Mapping[int, int]
-"""The delays from devices before a sequence to one device after it; a device that is not here does not delay it."""
+"""Delays from devices before a sequence to one device after it; a device that is missing does not delay it."""
 Marks = dict[int, int]
-"""By when each device must be free, as a mark; a device that is not here never must."""
+"""Marks by which devices must be free; a device that is missing need never be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
     """The delays of a sequence, for the devices that it takes.
 
-    `ready_ns` is until when blocks that wait for their jobs take devices, at least. Devices with the same row share
-    the object.
+    `ready_ns` are times until which devices are taken at least, by blocks that wait for their jobs. Devices with the
+    same row share the object.
     """
 
     rows: Mapping[int, Row] = field(default_factory=dict)
     ready_ns: Mapping[int, int] = field(default_factory=dict)
 
     def then(self, after: Delays) -> Delays:
-        """The delays of this sequence and another one after it."""
+        """Return the delays of this sequence and another one after it."""
         rows, ready_ns = dict(self.rows), dict(self.ready_ns)
         known: dict[int, Row] = {}
         for device_id, row in after.rows.items():
@@ -59,7 +59,7 @@ class Delays:
         return Delays(rows, ready_ns)
 
     def apply(self, free_ns: DeviceTimes) -> None:
-        """Change when devices are free to after the sequence."""
+        """Advance the times at which devices are free to those after the sequence."""
         found: dict[int, int] = {}
         for row in self.rows.values():
             if id(row) not in found:
@@ -70,7 +70,7 @@ class Delays:
 
 
 def _through(before: Mapping[int, Row], row: Row) -> Row:
-    """The delays that lead to `row` by way of `before`."""
+    """Return the delays that lead to `row` by way of `before`."""
     made: dict[int, int] = {}
     for one, delay_ns in row.items():
         for device_id, first_ns in before[one].items() if one in before else ((one, 0),):
@@ -81,7 +81,7 @@ def _through(before: Mapping[int, Row], row: Row) -> Row:
 
 
 def delays_of(blocks: Sequence[Block]) -> Delays:
-    """The delays of these blocks, one after another."""
+    """Return the delays of these blocks, one after another."""
     rows: dict[int, Row] = {}
     ready_ns: dict[int, int] = {}
     for block in blocks:
@@ -111,7 +111,7 @@ def delays_of(blocks: Sequence[Block]) -> Delays:
 
 
 def bounds_of(blocks: Sequence[Block], scale: int) -> Marks:
-    """By when the devices of these blocks must be free for their deadlines, if no other block comes after them."""
+    """Return the marks by which the devices of these blocks must be free, if no other block comes after them."""
     marks: Marks = {}
     for block in reversed(blocks):
         step_back(block, marks, scale)
@@ -119,7 +119,7 @@ def bounds_of(blocks: Sequence[Block], scale: int) -> Marks:
 
 
 def bounds_through(delays: Delays, later: Mapping[int, int], scale: int) -> Marks:
-    """By when devices must be free before a sequence with these delays, for the bounds of a `later` one."""
+    """Return the marks by which devices must be free before a sequence with these delays, for bounds after it."""
     marks: Marks = {}
     for device_id, mark in later.items():
         for one, delay_ns in delays.rows.get(device_id, {device_id: 0}).items():
@@ -137,7 +137,7 @@ def lower(marks: Marks, bounds: Mapping[int, int]) -> None:
 
 
 def run_alone(block: Block, free_ns: DeviceTimes) -> None:
-    """Change when devices are free to after a block that has devices, or takes no time."""
+    """Advance the times at which devices are free to those after a block that has devices, or takes no time."""
     run_ns = block.demand.run_ns
     if run_ns and len(block.devices) == 1 and block.slot is None:
         free_ns[block.devices[0]] = max(free_ns[block.devices[0]], block.ready_ns) + run_ns
@@ -148,7 +148,7 @@ def run_alone(block: Block, free_ns: DeviceTimes) -> None:
 
 
 def step_back(block: Block, marks: Marks, scale: int) -> int:
-    """Change by when devices must be free to before a block; returns by when it must have ended."""
+    """Lower the marks of a block's devices to those before it; returns the mark by which the block must have ended."""
     end, run_ns = 1000 * block.due_ns, block.demand.run_ns
     if not run_ns or not block.devices:
         return end
@@ -165,10 +165,10 @@ def step_back(block: Block, marks: Marks, scale: int) -> int:
 
 
 def scale_of(margin: Margin) -> int:
-    """What a nanosecond counts in the marks of a margin."""
+    """Return the number of units in which a margin's marks count a nanosecond."""
     return 1000 + margin.permille
 
 
 def time_of(mark: int, margin: Margin, now_ns: int) -> int:
-    """The time that a mark stands for now."""
+    """Return the time that a mark stands for now."""
     return (mark + margin.permille * now_ns - 1000 * margin.fixed_ns) // (1000 + margin.permille)

@@ -13,7 +13,7 @@ from tilework.policy.toolkit.pools import serving
 
 
 class Eta:
-    """Predicts ends. What does not depend on the request is kept from one to the next, until something changes."""
+    """Predicts ends. Results that do not depend on the request are kept until something changes."""
 
     def __init__(self) -> None:
         self._moment: Moment | None = None
@@ -22,16 +22,16 @@ class Eta:
         self._parts: dict[str, list[Within]] = {}
 
     def free_before(self, request: Request, policy: Policy, pools: Pools, backlog: Backlog) -> list[FreeAfterAhead]:
-        """When devices are free after the jobs that the policy serves before a new request.
+        """Return when devices are free after the jobs that the policy serves before a new request.
 
-        Apart for each part of the devices that serve the request (`Pools.parts`).
+        One result for each part of the devices that serve the request (`Pools.parts`).
         """
         # A new request comes after the jobs of the same urgency.
         urgency_ns = policy.urgency_ns(request, False, backlog.delay_ns(request))
         return self._free_after(request, urgency_ns, None, pools, backlog)
 
     def end_of(self, job: JobView, pools: Pools, backlog: Backlog, now_ns: int) -> int:
-        """When an accepted job is predicted to end, without correction."""
+        """Return when an accepted job is predicted to end, without correction."""
         if not serving(backlog.devices, pools.within(job.request.pipeline)):
             return now_ns + job.demand.run_ns
         up = {device.device_id: device for device in (*backlog.devices, *backlog.slots)}
@@ -43,7 +43,7 @@ class Eta:
         )
 
     def forget(self, pipeline: str) -> None:
-        """Drop what is known of a pipeline."""
+        """Drop all that is kept for a pipeline."""
         self._parts.pop(pipeline, None)
 
     def _free_after(
@@ -79,5 +79,5 @@ class Eta:
 
 
 def end_after(parts: Sequence[FreeAfterAhead], block: Demand, ready_ns: int = 0) -> int:
-    """The end of a block on the part of the devices where it ends first."""
+    """Return the end of a block on the part of the devices where it ends first."""
     return min([part.end_ns(block, ready_ns) for part in parts])

@@ -1,4 +1,4 @@
-"""Corrections of predicted finishes, and how far these may be off, learned from requests that have finished."""
+"""Corrections of predicted finishes, and the spread of their errors, learned from requests that have finished."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _REMEMBERED, _FEW = 15, 3  # Of a size.
 _REMEMBERED_TOLD = 50
 _QUANTILE = 0.9
 _UNDISTURBED, _OVERTAKEN = (1.0, 1.0, 1.0, 1.3, 1.3), (1.0, 1.0, 1.5, 2.0, 3.0, 3.0)
-"""Ratios as if they had been seen: of requests that are to be on time or find no others, and of all that others may
-overtake."""
+"""Ratios that count as seen from the start: of requests that are to be on time or find no others, and of all others."""
 
 _Size = tuple[str, Shape, int, bool]
 """Pipeline, shape, steps, and whether the policy predicted the end: such requests share corrections.
 
-It is coarser than `cost_key`: guidance and previews change the cost, which the prediction knows, but hardly the error
-of the prediction; and a median needs several requests.
+It is coarser than `cost_key`: guidance and previews change the cost, which the prediction includes, but hardly the
+error of the prediction; and a median needs several requests.
 """
 _Ratios = dict[tuple[int, str], deque[float]]
-"""By range of the number of jobs, and by type of deadline."""
+"""Ratios by range of the number of jobs, and by type of deadline."""
 _Spread = tuple[str, bool, str, int]
 """Pipeline, whether the policy predicted the end, type of deadline, range of the number of jobs."""
 
 
 @dataclass(slots=True)
 class EtaCorrection:
-    """Medians of actual over predicted latency, by size, by number of jobs present, and by type of deadline; and the
+    """Corrections of predicted finishes, learned from actual ones.
+    They are medians of actual over predicted latency, by size, number of jobs present and type of deadline; and the
     spread of actual over told latency, by number of jobs and type of deadline.
 
-    Predictions leave out what comes later, and that of a list schedule what policies do beyond it: they widen groups,
-    plan in rounds, or let later requests overtake. The factors depend on little but the above. The medians are of the
-    latest few requests: a mean would follow the rare requests that many others have overtaken.
+    Predictions leave out later requests. Those of a list schedule also leave out what policies do beyond it: they widen
+    groups, plan in rounds, or let later requests overtake. The factors depend on little but the keys above. The medians
+    are of the latest few requests: a mean would follow the rare requests that many others have overtaken.
 
-    Nothing that is learned in an overload changes what an idle server says: a request that found no others teaches
-    its median for as many as came while it was there.
+    Lessons of an overload do not change what an idle server predicts: a request that found no others counts as one that
+    found as many as came while it was there.
     """
 
     _seen: ByClass[_Size, _Ratios] = field(default_factory=partial(ByClass, _MOST_SIZES))
@@ -51,7 +51,7 @@ class EtaCorrection:
     def predict(
         self, request: Request, now_ns: int, end_ns: int, num_jobs: int, *, is_foreseen: bool = False
     ) -> EtaPrediction:
-        """The prediction of a request that would end then, made now, while `num_jobs` others are present.
+        """Return the prediction, made now, of a request that would end at `end_ns`, with `num_jobs` others present.
 
         A policy that foresees ends keeps deadlines. So its error moves an end towards the deadline, but not across it.
         """
@@ -64,7 +64,7 @@ class EtaCorrection:
         return EtaPrediction(now_ns, end_ns, eta_ns, p90_ns, num_jobs, is_foreseen)
 
     def _ratio(self, request: Request, raw: EtaPrediction) -> float:
-        """The factor for the latency.
+        """Return the factor for the latency.
 
         The type of deadline counts once a few such requests have been seen. Without any request at this number of jobs,
         the next lower range of numbers is used; 1 if there is none.
@@ -80,7 +80,7 @@ class EtaCorrection:
         return 1.0
 
     def _spread(self, request: Request, raw: EtaPrediction) -> float:
-        """The factor that is not exceeded by nine of ten, at least 1."""
+        """Return the factor that nine of ten do not exceed, at least 1."""
         is_undisturbed = not raw.num_jobs or _deadline(request, raw) in ("promise", "deadline")
         seen = _UNDISTURBED if is_undisturbed else _OVERTAKEN
         ratios: list[float] = sorted([*seen, *self._told.get(_spread(request, raw), ())])
@@ -88,12 +88,12 @@ class EtaCorrection:
         return max(1.0, ratios[index])
 
     def forget(self, pipeline: str) -> None:
-        """Drop what was learned from requests for a pipeline."""
+        """Drop all that was learned from requests for a pipeline."""
         self._seen.forget(pipeline)
         self._told.forget(pipeline)
 
     def learn(self, request: Request, prediction: EtaPrediction, now_ns: int, num_came: int) -> None:
-        """Learn from a request that has finished now; `num_came` others have come since it did."""
+        """Learn from a request that has just finished; `num_came` others have come since it did."""
         actual_ns, predicted_ns = now_ns - prediction.at_ns, prediction.end_ns - prediction.at_ns
         told_ns = prediction.eta_ns - prediction.at_ns
         if predicted_ns <= 0 or told_ns <= 0:
@@ -118,7 +118,7 @@ def _spread(request: Request, prediction: EtaPrediction) -> _Spread:
 
 
 def _deadline(request: Request, prediction: EtaPrediction) -> str:
-    """The type of its deadline: without one, one after which it would end, a promise, or any other."""
+    """Return the type of its deadline: none, one before its predicted end (missed), a promise, or any other."""
     if request.deadline_ns is None:
         return "none"
     if prediction.end_ns > request.deadline_ns:
@@ -127,5 +127,5 @@ def _deadline(request: Request, prediction: EtaPrediction) -> str:
 
 
 def _load(num_jobs: int) -> int:
-    """The range in which the number of jobs present falls: 0, 1, 2-3, 4-7 and so on."""
+    """Return the range of the number of jobs present: 0, 1, 2-3, 4-7 and so on."""
     return num_jobs.bit_length()

@@ -22,11 +22,11 @@ class FeasibilityProof:
     """Evidence that promised jobs can end in time: they can if devices are free by `spared_ns` and ends keep `ends_ns`.
 
     Of many reservations only the *near* ones, due before `far_from`, are searched. The *far* ones keep their groups:
-    it is enough that near reservations leave each device by `far_spared_ns`, until when far reservations can spare it.
-    When these must have ended follows from the book, as of `as_of_ns`: what has ended since only leaves them more time.
-    All keep this `margin`.
+    they are in time if near reservations leave each device by `far_spared_ns`. The times by which far reservations must
+    have ended follow from the book, as of `as_of_ns`: reservations that have ended since only leave them more time. All
+    keep this `margin`.
 
-    `granted_ns` is when jobs may end that cannot be in time any more. They must not become later.
+    `granted_ns` are the ends of jobs that cannot be in time any more. They must not become later.
     """
 
     spared_ns: DeviceTimes
@@ -39,7 +39,7 @@ class FeasibilityProof:
     granted_ns: Mapping[int, int]
 
     def holds(self, view: ClusterView) -> bool:
-        """Whether it is certain, without a search, that no promised job must be started yet."""
+        """Return whether it is certain, without a search, that no promised job must be started yet."""
         devices = (*view.devices, *view.slots)
         if self.granted_ns or self.margin != view.margins.guard or len(devices) != len(self.spared_ns):
             return False
@@ -56,19 +56,19 @@ class FeasibilityProof:
                     if end_ns is not None and ready_ns + job.promised.demand.run_ns > end_ns:
                         return False
                     if end_ns is None and ready_ns <= far_ns and job.promised.devices and job.promised.demand.run_ns:
-                        continue  # As `_is_in_time` would say, but sooner: there may be hundreds of works.
+                        continue  # `_is_in_time` would return the same, but later: there may be hundreds of works.
                     if end_ns is None and not self._leaves_far(job, job.promised, ready_ns):
                         return False
         return True
 
     def _leaves_far(self, job: JobView, block: Block, ready_ns: int) -> bool:
-        """Whether a job whose works end then is in time if it is far."""
+        """Return whether a job whose works end then is in time if it is far."""
         if is_before(job, self.far_from):
             return True
         return _is_in_time(self.book, due(job), block, ready_ns, self.far_spared_ns, self.margin, self.as_of_ns)
 
     def is_usable(self, what_if: WhatIf) -> bool:
-        """Whether the devices and the margin are the same, and enough near jobs remain."""
+        """Return whether the devices and the margin are the same, and enough near jobs remain."""
         is_few = self.far_from is not None and 2 * self.num_near(what_if.view) < _NUM_NEAR
         is_same = self.margin == what_if.view.margins.guard and self.spared_ns.keys() == what_if.free_ns.keys()
         return is_same and not is_few
@@ -78,20 +78,20 @@ class FeasibilityProof:
         return len(promised) if self.far_from is None else bisect_left(promised, self.far_from, key=due)
 
     def is_harmless(self, after: WhatIf) -> bool:
-        """Whether starts need no search: the promised jobs that they start are far, and they delay no near job."""
+        """Return whether starts need no search: the promised jobs that they start are far, and delay no near job."""
         if any(free_ns > self.spared_ns[device_id] for device_id, free_ns in after.free_ns.items()):
             return False
         jobs = map(after.view.job, after.changed)
         return all(job is not None and not is_before(job, self.far_from) for job in jobs)
 
     def followed_by(self, search: ProofSearch, candidate: Candidate) -> FeasibilityProof:
-        """The proof by a candidate with the near jobs."""
+        """Return the proof by a candidate with the near jobs."""
         found = FeasibilityProof.of_near(search, candidate, self.book)
         return replace(found, far_from=self.far_from, as_of_ns=self.as_of_ns)
 
     @staticmethod
     def of_near(search: ProofSearch, candidate: Candidate, book: ReservationBook) -> FeasibilityProof:
-        """The proof by a candidate of a search over the near jobs, or over all."""
+        """Return the proof by a candidate of a search over the near jobs, or over all."""
         count, every = len(search.jobs), search.what_if.view.promised()
         far_from = due(every[count]) if count < len(every) else None
         spared_ns, ends_ns = search.backwards(candidate)
@@ -108,7 +108,7 @@ class FeasibilityProof:
 
     @staticmethod
     def after(search: ProofSearch, candidate: Candidate, book: ReservationBook) -> FeasibilityProof:
-        """The proof by a candidate with all jobs. Late jobs are near, and with few jobs all are near."""
+        """Return the proof by a candidate with all jobs. Late jobs are near, and with few jobs all are near."""
         count = len(search.jobs)
         last_late = max((rank for rank, late_ns in enumerate(candidate.lates_ns) if late_ns), default=-1)
         cut = count if count <= 2 * _NUM_NEAR else max(_NUM_NEAR, last_late + 1)
@@ -121,7 +121,7 @@ class FeasibilityProof:
         return replace(proof, ends_ns=near, far_from=due(search.jobs[cut]), far_spared_ns=far_spared_ns)
 
     def leaves_far(self, after: WhatIf) -> bool:
-        """Whether the far jobs that are started end in time."""
+        """Return whether the far jobs that are started end in time."""
         changed = ((after.view.job(job_id), block) for job_id, block in after.changed.items())
         return all(job is None or self._leaves_far(job, block, block.ready_ns) for job, block in changed)
 
@@ -135,7 +135,7 @@ def _is_in_time(
     margin: Margin,
     now_ns: int,
 ) -> bool:
-    """Whether a far reservation is in time if its job is ready then.
+    """Return whether a far reservation is in time if its job is ready then.
 
     It is if the job is ready before any far reservation must begin on one of its devices, as it nearly always is.
     """
@@ -146,9 +146,9 @@ def _is_in_time(
 
 
 def near_search(book: ReservationBook, what_if: WhatIf, degrees: Degrees) -> ProofSearch | None:
-    """The search over the near jobs, if far ones keep their groups; None if these lack any, or are late even so.
+    """Return the search over the near jobs, with the groups of far ones kept.
 
-    Then all are to be searched, as when they are few.
+    None if far reservations lack a group or are late even so, or if there are few jobs: then all are to be searched.
     """
     promised = what_if.view.promised()
     if len(promised) <= 2 * _NUM_NEAR:
@@ -166,7 +166,7 @@ def near_search(book: ReservationBook, what_if: WhatIf, degrees: Degrees) -> Pro
 
 
 def _first_starts(devices: Iterable[int], blocks: Sequence[Block], ends_ns: Sequence[int]) -> DeviceTimes:
-    """When the first of these blocks begins on each device, given the blocks' ends; NEVER_NS without a block."""
+    """Return when the first of these blocks begins on each device, given the blocks' ends; NEVER_NS without one."""
     starts_ns: DeviceTimes = {}
     devices = set(devices)
     for block, end_ns in zip(blocks, ends_ns, strict=True):

@@ -1,6 +1,6 @@
-"""When devices are free after the jobs ahead of a new one, in a time that does not grow with the number of devices.
+"""Times at which devices are free after the jobs ahead of a new one, in a time independent of the number of devices.
 
-Theory of operation. Running jobs are placed first, in order of service, then those that wait (`list_schedule.place`).
+Theory of operation. Running jobs are placed first, in order of service, then waiting jobs (`list_schedule.place`).
 Of a long queue all but the last jobs count as a volume that is poured over the devices like a fluid. The free times
 after the running jobs are the same for all requests until a device or a running job changes, so they are kept, with the
 sums from which the level of any volume follows by bisection. After that, a block needs only as many devices as it and
@@ -22,14 +22,14 @@ from tilework.admission.list_schedule import FreeTimes, end_of_next, place
 from tilework.core.interfaces import Ahead, Demand, Running
 
 _width = itemgetter(Demand._fields.index("width"))  # Three times as fast as by name, for a hundred jobs ahead.
-_USUAL_WIDTH = 8  # No group is wider, as a rule.
+_USUAL_WIDTH = 8  # Groups are rarely wider.
 _STRIDE = 32  # Running jobs between two states that are kept.
 
 
 class FreeAfterRunning:
-    """When devices are free after the running jobs before a place in the order of service.
+    """Times at which devices are free after the running jobs before a place in the order of service.
 
-    `free_ns` is when devices are free, ascending; `running` are in order of service. Nodes are ignored.
+    `free_ns` are the times without these jobs, ascending; `running` are in order of service. Nodes are ignored.
     """
 
     def __init__(self, free_ns: FreeTimes, running: Sequence[Running]) -> None:
@@ -38,7 +38,7 @@ class FreeAfterRunning:
         self._latest = 0, self._marks[0]
 
     def before(self, key: tuple[int, int]) -> FreeDevices:
-        """When devices are free after the running jobs before a place (urgency, job id)."""
+        """Return when devices are free after the running jobs before a place (urgency, job id)."""
         index = bisect_left(self._running, key, key=_place)
         if self._latest[0] != index:
             self._latest = index, self._at(index)
@@ -54,23 +54,23 @@ class FreeAfterRunning:
 
 
 class FreeDevices:
-    """When devices are free, ascending. `free_ns` is read-only."""
+    """Times at which devices are free, ascending. `free_ns` is read-only."""
 
     def __init__(self, free_ns: FreeTimes) -> None:
         self.free_ns = free_ns
         self._sums_ns: list[int] = []
 
     def after(self, running: Sequence[Running]) -> FreeDevices:
-        """The devices after these jobs have been placed on them, in order."""
+        """Return the devices after these jobs have been placed on them, in order."""
         free_ns = self.free_ns.copy()
         for _, ready_ns, demand in running:
             place(free_ns, demand, ready_ns)
         return FreeDevices(free_ns)
 
     def poured(self, volume_ns: int, most: int) -> FreeTimes:
-        """When the first `most` devices, or all, are free after this volume of work was poured on all of them.
+        """Return when the first `most` devices, or all, are free after this volume of work was poured on all of them.
 
-        It raises the free times from below to a level.
+        The volume raises the free times from below to a level.
         """
         if not volume_ns:
             return self.free_ns[:most]
@@ -82,15 +82,15 @@ class FreeDevices:
         return [level_ns] * min(count, most) + self.free_ns[count:most]
 
     def _room_ns(self, count: int) -> int:
-        """The least volume that raises the first `count` devices above the next one. It grows with `count`."""
+        """Return the least volume that raises the first `count` devices above the next one. It grows with `count`."""
         return count * (self.free_ns[count] + 1) - self._sums_ns[count]
 
 
 @dataclass(slots=True)
 class FreeAfterAhead:
-    """When the devices of a part are free after the jobs ahead: after the running ones, and then those that wait.
+    """Times at which the devices of a part are free after the jobs ahead: first the running, then the waiting jobs.
 
-    That is computed for a block as wide as they are as a rule, or wider, and kept: a narrower one needs no others.
+    They are computed for a block of the usual width, or wider, and kept: a narrower block needs no others.
     """
 
     devices: FreeDevices
@@ -99,14 +99,14 @@ class FreeAfterAhead:
     _free_ns: FreeTimes = field(default_factory=list, init=False)
 
     def end_ns(self, block: Demand, ready_ns: int = 0) -> int:
-        """The end of a block that comes next, not before `ready_ns`."""
+        """Return the end of a block that comes next, not before `ready_ns`."""
         if block.width > self._width:
             self._width = max(block.width, _USUAL_WIDTH)
             self._free_ns = self._after_waiting(self._width)
         return end_of_next(self._free_ns, block, ready_ns)
 
     def _after_waiting(self, width: int) -> FreeTimes:
-        """When as many devices are free as a block of this width and those before it need."""
+        """Return when as many devices are free as a block of this width and the blocks before it need."""
         most = width + sum(map(_width, self.waiting.demands))
         free_ns = self.devices.poured(self.waiting.volume_ns, most)
         if len(free_ns) == most and free_ns[0] == free_ns[-1]:

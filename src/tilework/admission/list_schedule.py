@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from tilework.core.interfaces import Demand
 
 FreeTimes = list[int]
-"""When the devices of a node are free, ascending."""
+"""Times at which the devices of a node are free, ascending."""
 
 
 def first_slot(free_ns: Sequence[int], width: int, ready_ns: int) -> tuple[int, int]:
-    """The start of a block, and the end of the slice of devices that it takes: the placement rule of this package.
+    """Return the start of a block, and the end of the slice of devices that it takes: this package's placement rule.
 
-    `free_ns` is when devices of one node are free, ascending. The block begins when `width` of them are free, not
-    before `ready_ns`. Of the devices that are free by then it takes those that became free last, which are
-    `[stop - width : stop]`, and leaves the others to the next blocks.
+    `free_ns` are the times at which the devices of one node are free, ascending. The block begins when `width` of them
+    are free, not before `ready_ns`. Of the devices that are free by then it takes those that became free last, which
+    are `[stop - width : stop]`, and leaves the others to the next blocks.
 
     Predictions and reservations use the same rule. A reservation may not use a device beyond the time until which later
     reservations can spare it: `reservation_timeline.choose_group` leaves out such devices and calls this again.
@@ -28,8 +28,8 @@ def first_slot(free_ns: Sequence[int], width: int, ready_ns: int) -> tuple[int, 
 def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
     """Let a block take its devices; returns its end. A block wider than the node takes all of it.
 
-    The rule of `first_slot` is written out here: an answer to one request may take thousands of calls. CPU slots are
-    taken for free.
+    The rule of `first_slot` is written out here: an answer to one request may take thousands of calls. CPU slots count
+    as always free.
     """
     width = block.width
     if width > 1 and (block.before_ns or block.after_ns):
@@ -48,7 +48,7 @@ def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
 
 
 def end_of_next(free_ns: Sequence[int], block: Demand, ready_ns: int = 0) -> int:
-    """The end that `place` would return; the devices stay as they are.
+    """Return the end that `place` would return; the devices stay as they are.
 
     `free_ns` may have the first `block.width` devices only.
     """
@@ -60,7 +60,7 @@ def end_of_next(free_ns: Sequence[int], block: Demand, ready_ns: int = 0) -> int
 
 
 def _place_shaped(free_ns: FreeTimes, block: Demand, ready_ns: int) -> int:
-    """As `place`, for a block whose first device is taken before and after the others."""
+    """Place a block as `place` does, if its first device is taken before and after the others."""
     width = min(block.width, len(free_ns))
     start_ns = max(free_ns[width - 1] - block.before_ns, free_ns[0], ready_ns)
     del free_ns[bisect_right(free_ns, start_ns) - 1]

@@ -1,14 +1,14 @@
-"""Loads of components in reservations: what a promised job must load before its stages, at worst.
+"""Loads of components in reservations: the most that a promised job must load before its stages.
 
-Theory of operation. A device may have to drop components for another job, so a reservation counts the loads of all its
-stages, each from the slowest source. Two kinds are known not to be needed. First, the components of its next stage, if
-all its devices have them: then nothing is loaded if it runs next there. That does not hold on other devices, nor once
-another reservation has run on one of them, so its block has a second demand, `Block.unloaded`. Second, those of its
-later stages, if its devices have them and have room for all components that there are beside the largest activation:
-these never drop any.
+Theory of operation. A device may have to drop components for another job, so a reservation includes the loads of all
+its stages, each from the slowest source. Two kinds of loads are known not to be needed. First, those of the next stage,
+if all the reservation's devices have its components: nothing is loaded if the stage runs next there. That does not hold
+on other devices, nor once another reservation has run on one of them, so the block has a second demand,
+`Block.unloaded`. Second, those of later stages, if the devices have their components, and room for the components of
+all stages beside the largest activation: such devices never drop any.
 
-Starts change what devices have. `what_if` follows them, and computes the reservations again whose devices drop
-something.
+Starts change the components of devices. `what_if` follows them, and computes anew the reservations on devices that drop
+some.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from tilework.core.request import Request
 from tilework.cost.demand import reserved_at
 
 MOST_LOADED = 64
-"""Only the first reservations may count on components that are there."""
+"""Number of first reservations that may rely on components that are there; later ones may not."""
 
 
 _FROM_HOST = frozenset({LoadSource.DISK, LoadSource.HOST})
 
 
 def load_bound_ns(stage: Stage, costs: CostModel) -> int:
-    """How long the components of a stage take to load at most. CPU slots have all components.
+    """Return the longest time that the components of a stage may take to load. CPU slots have all components.
 
-    From the slowest source; or a device waits for its host, which has just begun to read them, and loads them then.
+    They come from the slowest source; or a device waits for its host, which has just begun to read them, and then
+    loads.
     """
     if stage.kind is DeviceKind.CPU:
         return 0
@@ -45,9 +46,9 @@ def load_bound_ns(stage: Stage, costs: CostModel) -> int:
 def reserve(
     request: Request, left: Cursor, width: int, memories: Sequence[Memory], costs: CostModel
 ) -> tuple[Demand, Demand | None]:
-    """The remaining work of a job on devices with these memories, and elsewhere if that is more (`Block.unloaded`).
+    """Return a job's remaining work on devices with these memories, and elsewhere if that is more (`Block.unloaded`).
 
-    The first device is that for stages without steps. Raises UnknownCost.
+    The first device is the one for stages without steps. Raises UnknownCost.
     """
     unloaded = reserved_at(request, left, width, costs, partial(load_bound_ns, costs=costs))
     if not memories:
@@ -66,7 +67,7 @@ def reserve(
 
 
 def in_order(blocks: Sequence[Block]) -> list[Block]:
-    """The same reservations, but those that run after another on one of their devices count on nothing there."""
+    """Return the reservations; those that run after another on one of their devices rely on no components there."""
     taken: set[int] = set()
     found: list[Block] = []
     for index, block in enumerate(blocks):
@@ -78,13 +79,13 @@ def in_order(blocks: Sequence[Block]) -> list[Block]:
 
 
 def moved(block: Block, devices: tuple[int, ...], slot: int | None) -> Block:
-    """The reservation on other devices."""
+    """Return the reservation on other devices."""
     block = block if devices == block.devices else block.if_unloaded
     return replace(block, devices=devices, slot=slot)
 
 
 def expected_ns(left: Cursor, devices: Sequence[DeviceView], costs: CostModel) -> int:
-    """How long the remaining stages of a job load on the devices that lack the least, one stage after another."""
+    """Return how long a job's remaining stages load, one after another, on the devices that lack the least."""
     total_ns = 0
     for stage, _ in left.pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
@@ -95,10 +96,10 @@ def expected_ns(left: Cursor, devices: Sequence[DeviceView], costs: CostModel) -
 
 
 def too_large(request: Request, devices: Sequence[DeviceView], costs: CostModel) -> tuple[Stage, int] | None:
-    """A stage of a request whose components do not fit together onto some device, and how many bytes that has for them;
-    None if there is none.
+    """Return a stage of a request whose components do not fit together onto some device, and the bytes that this has.
+    None if there is no such stage. The bytes are those that the device has for components.
     """
-    memories = [Memory(costs.memory_bytes), *(device.memory for device in devices)]  # None may be up.
+    memories = [Memory(costs.memory_bytes), *(device.memory for device in devices)]  # None of them may be up.
     for stage, _ in costs.start(request).pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
             wanted = costs.components(stage)

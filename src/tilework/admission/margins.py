@@ -1,21 +1,21 @@
-"""The margins of promises, learned from how late works were.
+"""The margins of promises, learned from the lateness of works.
 
 Theory of operation. A reservation ends later than predicted by the overruns of works in the chain before and in it, one
-after another on one device, or on the devices of groups that ran there. Over any chain the sum of overruns is to be at
-most a fixed time and a share of the predicted time of its works, as traffic is bounded in network calculus (Cruz, A
+after another on one device, or on the devices of groups that ran there. Over any chain the sum of overruns should be at
+most a fixed time plus a share of the predicted time of its works, as traffic is bounded in network calculus (Cruz, A
 Calculus for Network Delay, 1991). The fixed part covers single late works, the share works that are a little late each.
 
-For one share the fixed part that would have been enough is the highest level of a leaky bucket: each work adds its
-overrun, and its predicted time takes the share of it away. A work on a group begins with the fullest bucket of its
-devices. So each device has a bucket for each share of a ladder. Of the pairs that would have been enough lately, the
-margin of the guard is the one that is smallest for a deadline `_TYPICAL_NS` from now. That of admission is twice as
-large: what the guard lets others start may take the difference.
+For one share, the fixed part that would have been enough is the highest level of a leaky bucket: each work adds its
+overrun, and removes the share of its predicted time. A work on a group begins with the fullest bucket of its devices.
+So each device has a bucket for each share of a ladder. Of the pairs that would have been enough lately, the margin of
+the guard is the one that is smallest for a deadline `_TYPICAL_NS` from now. That of admission is twice as large: the
+starts of other jobs that the guard allows may take the difference.
 
 *Memory.* Levels count for at least `_MEMORY` works, and for twice as many at most. A margin grows at once, and shrinks
 only where a memory begins. Before `_FEW` works were seen, no margin is below `START_MARGINS`.
 
 *Limits.* The least margins cover what no work shows: the resolution of clocks and messages. An overrun counts for at
-most `_MOST_AT_ONCE_NS` and the largest share: a larger one is a fault like the loss of a device (a machine that was
+most `_MOST_AT_ONCE_NS` plus the largest share: a larger one is a fault like the loss of a device (a machine that was
 suspended), and a margin that covers it would refuse nearly all promises. For the same reason no margin is larger than
 the ends of the ladders.
 """
@@ -36,7 +36,7 @@ _TYPICAL_NS = 4 * NS_PER_S
 
 
 class MarginEstimator:
-    """Learns margins from works that end. `margins` are another object than before once they change."""
+    """Learns margins from works that end. When they change, `margins` is a new object."""
 
     def __init__(self) -> None:
         self.margins = START_MARGINS
@@ -46,7 +46,7 @@ class MarginEstimator:
         self._is_new = True
 
     def learn(self, devices: Sequence[int], overrun_ns: int, predicted_ns: int) -> None:
-        """Learn from a work that took `predicted_ns` and `overrun_ns` more; less than 0 if it was early."""
+        """Learn from a work that took `predicted_ns` plus `overrun_ns`, which is less than 0 if it was early."""
         overrun_ns = min(overrun_ns, _MOST_AT_ONCE_NS + predicted_ns * _PERMILLES[-1] // 1000)
         buckets = [self._levels_ns[one] for one in devices if one in self._levels_ns]
         fullest_ns = [max(levels_ns) for levels_ns in zip(*buckets, strict=True)] or [0] * len(_PERMILLES)
@@ -72,7 +72,7 @@ class MarginEstimator:
         self._choose()
 
     def _level_ns(self, permille: int) -> int:
-        """The fixed part that would have been enough lately beside this share."""
+        """Return the fixed part that would have been enough lately beside this share."""
         index = _PERMILLES.index(permille)
         return max(self._highest_ns[index], self._before_ns[index])
 

@@ -1,4 +1,4 @@
-"""Whether the deadline of a new request can be promised, and otherwise the earliest deadline that could be."""
+"""Queries for promises: whether the deadline of a new request can be promised, and the earliest that could be."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tilework.policy.toolkit.newcomer import Newcomer
 from tilework.policy.toolkit.wording import others_text
 
 _MOST_TRIED = 6  # Deadlines that are tried until one is late enough.
-_MANY = 64  # Reservations, of which groups are not chosen anew for a new request.
+_MANY = 64  # Reservations, beyond which groups are not chosen anew for a new request.
 _MOST_PLACES = 4  # Other places in the order that are searched.
 
 
 class _Against(NamedTuple):
-    """What speaks against a promise by some deadline, apart from reservations; and the next deadline to try."""
+    """An objection to a promise by some deadline, apart from reservations; and the next deadline to try."""
 
     why: str
     later_ns: int
@@ -40,8 +40,8 @@ class _Against(NamedTuple):
 class PromiseQuery:
     """A request that asks for a promise.
 
-    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `price` is how many
-    deadlines of others a promise may cost; inf: whatever has a proof is promised.
+    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `price` is the number of
+    deadlines of other jobs that a promise may cost; inf: every promise with a proof is made.
     """
 
     request: Request
@@ -66,7 +66,7 @@ class PromiseQuery:
         eta: Eta,
         price: float,
     ) -> PromiseQuery:
-        """A device that serves the request, of which this is left, is up. Raises UnknownCost."""
+        """Prepare a query for a request with this remaining work; a device that serves it is up. Raises UnknownCost."""
         widest = max(map(len, nodes_within(reservations.places.nodes, costs.pools.within(request.pipeline))))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         loads_ns = partial(load_bound_ns, costs=costs) if backlog.needs_loads else None
@@ -93,11 +93,12 @@ class PromiseQuery:
         return self.costs.pools.within(self.request.pipeline)
 
     def promise(self) -> Promise | Reject:
-        """How the deadline can be promised, or why it cannot, with an earliest deadline that could be.
+        """Return how the deadline can be promised, or a refusal with an earliest deadline that could be.
 
-        First it must be worth its price. Then there must be a proof: beside the other reservations as they are, in the
-        width that takes the least device time; or with their groups and widths chosen anew; or if works are stopped,
-        too; or any of these as for an earlier deadline, so that a later one is not refused where that is promised.
+        First the promise must be worth its price. Then there must be a proof: beside the other reservations as they
+        are, in the width that takes the least device time; or with their groups and widths chosen anew; or if works are
+        stopped, too; or any of these as for an earlier deadline, so that a later deadline is not refused where an
+        earlier one is promised.
         """
         deadline_ns = self.request.deadline_ns
         assert deadline_ns is not None
@@ -129,15 +130,15 @@ class PromiseQuery:
         return self._beside_others(earliest_ns) if earliest_ns <= deadline_ns else None
 
     def _at_place(self, due_ns: int) -> Promise | None:
-        """The promise by another deadline; None also if there are many reservations, since this takes a search."""
+        """Return the promise by another deadline; None also if there are many reservations, since this is a search."""
         if len(self.backlog.promised()) > _MANY or self._against(due_ns) is not None:
             return None
         return self._beside_others(due_ns) or self._anew(due_ns)
 
     def _earliest_ns(self, at_least_ns: int) -> int:
-        """The earliest deadline that could be promised, with the cheapest or the fastest block, beside the others.
+        """Return the earliest deadline that could be promised, with the cheapest or the fastest block, beside others.
 
-        After six that are not worth their price, the next one.
+        After six deadlines that are not worth their price, the next one is returned without that check.
         """
         due_ns, blocks = at_least_ns, {self.blocks[0], min(self.blocks, key=_run_ns)}
         for _ in range(_MOST_TRIED):
@@ -149,9 +150,9 @@ class PromiseQuery:
         return due_ns
 
     def _against(self, due_ns: int) -> _Against | None:
-        """What speaks against this deadline: more others would be late than it is worth, or it would be itself.
+        """Return the objection to this deadline: more other jobs would be late than it is worth, or it would be itself.
 
-        The latter only by a policy that cannot say more: what has a proof is in time.
+        The second objection is only raised if the policy cannot predict more: what has a proof is in time.
         """
         if self.price == inf:
             return None
@@ -168,7 +169,7 @@ class PromiseQuery:
         return _Against(why, due_ns + (due_ns - self.now_ns) // 2)
 
     def _newcomer(self, due_ns: int) -> Newcomer:
-        """The request as a job with this deadline."""
+        """Return the request as a job with this deadline."""
         request = replace(self.request, deadline_ns=due_ns)
         delay_ns = self.backlog.delay_ns(request)
         return Newcomer(
@@ -212,7 +213,7 @@ class PromiseQuery:
 
     @staticmethod
     def _must_stop(boundary: Boundary, what_if: WhatIf, found: Promise) -> bool:
-        """Whether a group of a reservation that is new or has changed is busy with works that could stop."""
+        """Return whether works at this boundary occupy the group of a reservation that is new or has changed."""
         wanted = {one for block in (found.block, *found.others.values()) for one, _, _ in block.windows()}
         return any(what_if.free_ns[one] > at_ns for one, at_ns in boundary.free_ns.items() if one in wanted)
 

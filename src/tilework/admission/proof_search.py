@@ -21,15 +21,16 @@ Degrees = Callable[[Request, CostModel], Sequence[int]]
 """The degrees at which the policy may run a request."""
 _MOST_WIDENED = 2
 _FEW = 32
-"""Other widths are tried, too, of at most this number of jobs."""
+"""Most jobs for which other widths are tried, too."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ProofSearch:
     """A search for groups on which promised jobs end in time: all of them or the near ones, in order of deadlines.
 
-    `dues_ns` is when each block must have ended. `far_spared_ns` is until when the later blocks can spare each device.
-    `may_change_widths`: those of all jobs at once; that takes a while, and helps none that was late before.
+    `dues_ns` are the times by which each block must have ended. `far_spared_ns` are those until which the later blocks
+    can spare each device. `may_change_widths`: of all jobs at once; that takes a while, and helps no job that was late
+    before.
     """
 
     what_if: WhatIf
@@ -43,7 +44,7 @@ class ProofSearch:
 
     @staticmethod
     def of_all(what_if: WhatIf, degrees: Degrees, *, devices_changed: bool = False) -> ProofSearch:
-        """The search over all reservations; those whose groups are not whole any more get new ones."""
+        """Return the search over all reservations; those whose groups are no longer whole get new ones."""
         never_ns = dict.fromkeys(what_if.free_ns, NEVER_NS)
         search = ProofSearch.of_first(len(what_if.view.promised()), what_if, degrees, never_ns, {})
         if devices_changed:
@@ -56,7 +57,7 @@ class ProofSearch:
     def of_first(
         num_jobs: int, what_if: WhatIf, degrees: Degrees, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
     ) -> ProofSearch:
-        """The search over the first `num_jobs` reservations; `granted_ns` as in `FeasibilityProof`."""
+        """Return the search over the first `num_jobs` reservations; `granted_ns` as in `FeasibilityProof`."""
         jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved(num_jobs))
         for job_id, block in what_if.changed.items():
             job = what_if.view.job(job_id)
@@ -80,7 +81,7 @@ class ProofSearch:
         )
 
     def with_newcomer(self, newcomer: JobView, margin: Margin) -> ProofSearch:
-        """The same search with one more job, by this margin."""
+        """Return the same search with one more job, by this margin."""
         assert newcomer.promised is not None
         rank, now_ns = bisect_left(self.jobs, due(newcomer), key=due), self.what_if.now_ns
         jobs, blocks = [*self.jobs], [*self.blocks]
@@ -90,7 +91,7 @@ class ProofSearch:
         return replace(self, jobs=jobs, blocks=blocks, dues_ns=dues_ns)
 
     def in_time(self) -> Candidate | None:
-        """The first candidate that is in time: with the present groups, with all groups anew, or all widths, too."""
+        """Return the first candidate in time: with the present groups, all groups anew, or all widths anew."""
         return self._unchanged() or next((one for one in self._in_all_ways() if one.is_in_time), None)
 
     def _in_all_ways(self) -> Iterator[Candidate]:
@@ -99,7 +100,7 @@ class ProofSearch:
             yield self._in_any_width()
 
     def _unchanged(self) -> Candidate | None:
-        """The candidate with the present groups if it is in time; takes half the time of `_candidates`."""
+        """Return the candidate with the present groups if it is in time; takes half the time of `_candidates`."""
         candidate = Candidate(blocks=self.blocks, dues_ns=self.dues_ns)
         spared_ns, ends_ns = candidate.backwards = self.backwards(candidate)
         if any(free_ns > spared_ns[device_id] for device_id, free_ns in self.what_if.free_ns.items()):
@@ -113,7 +114,7 @@ class ProofSearch:
         return candidate
 
     def backwards(self, candidate: Candidate) -> tuple[DeviceTimes, Sequence[int]]:
-        """Until when each device can be spared, and when each block must have ended."""
+        """Return until when each device can be spared, and when each block must have ended."""
         if candidate.backwards is not None:
             return candidate.backwards
         spared_ns = dict(self.far_spared_ns)
@@ -121,7 +122,7 @@ class ProofSearch:
         return spared_ns, ends_ns
 
     def least_late(self) -> Candidate:
-        """The candidate that breaks the fewest promises; a late job gets more devices if that harms no other."""
+        """Return the candidate that breaks the fewest promises; a late job gets more devices if that harms no other."""
         best = min(self._in_all_ways(), key=_lateness)
         late = [index for index, late_ns in enumerate(best.lates_ns) if late_ns]
         for index in late[:_MOST_WIDENED]:
@@ -137,7 +138,7 @@ class ProofSearch:
                 yield from self._candidates(blocks)
 
     def _widths(self, job: JobView, former: Block) -> list[Block]:
-        """The reservation of a job in each width that its policy may give it, without a group, in that order."""
+        """Return the reservation of a job in each width that its policy may give it, without a group, in that order."""
         costs, cursor = self.what_if.costs, self.what_if.cursor(job)
         widest = max(map(len, nodes_within(self.what_if.places.nodes, former.within)), default=0)
         found = []
@@ -157,7 +158,7 @@ class ProofSearch:
             yield self._candidate(found, ends_ns, free_ns)
 
     def _in_any_width(self) -> Candidate:
-        """Each job in turn in the width that takes the least device time, of those in which it ends in time."""
+        """Give each job in turn the width that takes the least device time, of those in which it ends in time."""
         choices = []
         for job, former in zip(self.jobs, self.blocks, strict=True):
             blocks = sorted(self._widths(job, former), key=_device_time)
@@ -167,7 +168,7 @@ class ProofSearch:
         return self._candidate(found, ends_ns, free_ns)
 
     def _candidate(self, blocks: Sequence[Block], ends_ns: Sequence[int], free_ns: DeviceTimes) -> Candidate:
-        """The candidate in which blocks end then and devices are free then."""
+        """Return the candidate in which blocks end, and devices are free, at these times."""
         lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
         return Candidate(
             blocks=blocks,
@@ -177,7 +178,7 @@ class ProofSearch:
         )
 
     def granted_ns(self, candidate: Candidate) -> Mapping[int, int]:
-        """When jobs may end that are late, or were late before."""
+        """Return the times at which jobs may end that are late, or were late before."""
         late = zip(self.jobs, candidate.dues_ns, candidate.lates_ns, strict=False)
         return {**self.given_ns, **{job.job_id: due_ns for job, due_ns, late_ns in late if late_ns}}
 
@@ -192,9 +193,9 @@ class ProofSearch:
 
 @dataclass(slots=True, kw_only=True)
 class Candidate:
-    """Blocks with groups, by how much each is late (empty: none is), and whether later blocks can still be in time.
+    """Blocks with groups, the lateness of each (empty: none is late), and whether later blocks can still be in time.
 
-    `dues_ns` is when each block must have ended; for a late block, when it ends. `backwards` is the result of
+    `dues_ns` are the times by which each block must have ended; for a late block, its end. `backwards` is the result of
     `ProofSearch.backwards`, once computed.
     """
 
@@ -210,7 +211,7 @@ class Candidate:
 
 
 def _is_whole(block: Block, up: Mapping[int, DeviceView]) -> bool:
-    """Whether all devices of a reservation are up, as many as it wants, and its group still lies in one pool."""
+    """Return whether all devices of a reservation are up, as many as it wants, and all of its group in one pool."""
     if not up.keys() >= {one for one, _, _ in block.windows()} or len(block.devices) < block.demand.width:
         return False
     return len({up[one].pool for one in block.devices}) == 1
@@ -221,13 +222,13 @@ def _device_time(block: Block) -> tuple[int, int]:
 
 
 def _lateness(candidate: Candidate) -> tuple[bool, int, int]:
-    """The order of candidates: by room for later blocks, then by broken promises, then by time beyond the margins."""
+    """Return the order of candidates: by room for later blocks, broken promises, time beyond the margins."""
     num_broken = sum(due_ns > block.due_ns for block, due_ns in zip(candidate.blocks, candidate.dues_ns, strict=True))
     return not candidate.leaves_room, num_broken, sum(candidate.lates_ns)
 
 
 def _is_better(new: Candidate, old: Candidate, index: int) -> bool:
-    """Whether the job at this index is less late, and no other job is later than before."""
+    """Return whether the job at this index is less late, and no other job is later than before."""
     return (
         (new.leaves_room or not old.leaves_room)
         and new.lates_ns[index] < old.lates_ns[index]

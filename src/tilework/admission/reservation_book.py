@@ -1,4 +1,4 @@
-"""All reservations as of now, and what those before and after any place in their order leave of each device."""
+"""All reservations as of now, and the time that those before and after a place in their order leave of devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReservationBook:
     devices while CPU slots are up. So there is a tree for each pool, or one.
 
     `keys` are all reservations in order. `unplaced` are those that have, for the view, no group of devices that are up,
-    or that lack a CPU slot while one is up. `blocks` count on no components: another reservation may come before each.
+    or that lack a CPU slot while one is up. `blocks` rely on no components: another reservation may come before each.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class ReservationBook:
         self._as_of: tuple[Sequence[DeviceView], Sequence[DeviceView], bool] | None = None
         self._number = 0
         self._moment: Moment | None = None
-        self._begun: dict[Key, Block] = {}  # Reservations of jobs with works, as before these.
+        self._begun: dict[Key, Block] = {}  # Reservations of jobs with works, as before these works.
         self._device_ids: tuple[int, ...] = ()
         self._tree_of: dict[int, EffectTree] = {}
         self._trees: list[EffectTree] = []
@@ -42,13 +42,13 @@ class ReservationBook:
 
     @property
     def num_visits(self) -> int:
-        """How many nodes of its trees were visited, to see how much work answers take."""
+        """Number of nodes of its trees that were visited, as a measure of the work that answers take."""
         return sum(tree.num_visits for tree in self._trees)
 
     # Following the view.
 
     def follow(self, view: Reserves) -> None:
-        """Take over the margins, and what has changed in the reservations and in the devices that are up."""
+        """Take over the margins, and the changes of the reservations and of the devices that are up."""
         as_of = self._as_of
         devices, slots, needs_loads = view.devices, view.slots, view.needs_loads
         if as_of is None or as_of[0] is not devices or as_of[1] is not slots or as_of[2] != needs_loads:
@@ -80,7 +80,7 @@ class ReservationBook:
         self.unplaced, self._to_place = set(), set()
 
     def follow_devices(self, backlog: Backlog) -> None:
-        """The same, and when devices are free and jobs ready, as admission needs it."""
+        """Follow the view, and also the times when devices are free and jobs ready, as admission needs them."""
         self.follow(backlog)
         moment = backlog.moment
         if self._moment == moment:
@@ -101,7 +101,7 @@ class ReservationBook:
         self._moment = moment
 
     def _tree_for(self, block: Block) -> EffectTree | None:
-        """The tree of a block; None if it has no group of devices of one pool that are up."""
+        """Return the tree of a block; None if it has no group of devices of one pool that are up."""
         trees = {id(tree): tree for tree in (self._tree_of.get(one) for one, _, _ in block.windows())}
         return next(iter(trees.values())) if len(trees) == 1 else None
 
@@ -110,7 +110,7 @@ class ReservationBook:
         if former == block and key not in self.unplaced:
             return
         if former is not None:
-            self._moment = None  # Its job may have works. One whose reservation is new has none.
+            self._moment = None  # Its job may have works. A job whose reservation is new has none.
         tree = self._tree_for(block)
         if former is None:
             insort(self.keys, key)
@@ -130,7 +130,7 @@ class ReservationBook:
             tree.put(key, block)
 
     def _remove(self, key: Key) -> None:
-        if (block := self.blocks.pop(key, None)) is None:  # It came and went between two looks.
+        if (block := self.blocks.pop(key, None)) is None:  # It was added and removed between two updates.
             return
         self._moment = None
         del self.keys[bisect_left(self.keys, key)]
@@ -141,29 +141,29 @@ class ReservationBook:
         self._around = None
 
     def _place_all(self) -> None:
-        """Give those reservations groups that have none, in order, each where it can begin first.
+        """Give groups to the reservations that have none, in order, each where it can begin first.
 
-        They have one again before the next event, as a rule (`admission.reservation_guard`).
+        They usually have groups again before the next event (`admission.reservation_guard`).
         """
         for key in sorted(self._to_place):
             block = self.blocks[key]
             chosen = choose_group(self.before(key), self.places, block.demand, block.ready_ns, within=block.within)
             if chosen is not None:
                 self._put(key, placed(block, chosen))
-                self.unplaced.add(key)  # As before: the view does not know of it.
+                self.unplaced.add(key)  # As before: the view does not have its group.
         self._to_place.clear()
 
-    # What reservations leave of devices.
+    # Times that reservations leave on devices.
 
     def rank(self, key: Key) -> int:
-        """How many reservations come before this place."""
+        """Return how many reservations come before this place."""
         return bisect_left(self.keys, key)
 
     def around(self, key: Key, now_ns: int) -> tuple[DeviceTimes, DeviceTimes]:
-        """When devices are free after the reservations before this place, and until when later ones can spare them.
+        """Return when devices are free after the reservations before this place, and until when later ones spare them.
 
-        By the margin of admission. The caller must not change them. The answer for the latest place is kept, so the
-        requests of one call, each placed after the one before, take one look.
+        Later ones count by the margin of admission. The caller must not change the result. The answer for the latest
+        place is kept, so the requests of one call, each placed after the one before, compute it once.
         """
         known, margin = self._around, self.margins.admission
         if known is None or known[:2] != (key, now_ns):
@@ -171,7 +171,7 @@ class ReservationBook:
         return known[2:]
 
     def _keep_around(self, key: Key, block: Block, *, is_new: bool) -> None:
-        """Follow a change in the answer for the latest place: a reservation that is new just before it, or another."""
+        """Follow a change in the answer for the latest place: include a new reservation just before it, or drop it."""
         known = self._around
         if known is None:
             return
@@ -182,14 +182,14 @@ class ReservationBook:
             self._around = None
 
     def before(self, key: Key) -> DeviceTimes:
-        """When devices are free after the reservations before this place."""
+        """Return when devices are free after the reservations before this place."""
         free_ns = dict(self.free_ns)
         for tree in self._trees:
             tree.pass_before(key, free_ns)
         return free_ns
 
     def spared_ns(self, key: Key, margin: Margin, now_ns: int) -> DeviceTimes:
-        """Until when the reservations from this place on can spare each device."""
+        """Return until when the reservations from this place on can spare each device."""
         times_ns = dict.fromkeys(self._device_ids, NEVER_NS)
         for tree in self._trees:
             marks = tree.bounds_from(key, margin)
@@ -197,7 +197,7 @@ class ReservationBook:
         return times_ns
 
     def latest_end_ns(self, key: Key, margin: Margin, now_ns: int) -> int:
-        """When this reservation must have ended, so that it and all later ones are in time."""
+        """Return when this reservation must have ended, so that it and all later ones are in time."""
         block = self.blocks[key]
         tree = self._tree_for(block) if block.demand.run_ns else None
         marks = {} if tree is None else tree.bounds_from((key[0], key[1] + 1), margin)

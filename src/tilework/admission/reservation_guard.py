@@ -21,7 +21,7 @@ from tilework.cost.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
 FORCED = "its deadline is promised, and it cannot wait any longer"
-"""Why the guard starts a work itself."""
+"""Reason of a work that the guard starts itself."""
 _MOST_OFFENDERS = 2
 _SOON_NS = NS_PER_MS
 _PATIENCE = 16
@@ -38,9 +38,9 @@ class Review:
 
 @dataclass(slots=True)
 class GuardCounts:
-    """How many starts and stops of policies the guard has held back, and how many starts it has made itself.
+    """Numbers of starts and stops of policies that the guard has held back, and of starts that it has made itself.
 
-    The better a policy knows what is promised, the closer to zero these are.
+    The better a policy knows what is promised, the closer to zero these numbers are.
     """
 
     starts_vetoed: int = 0
@@ -72,8 +72,8 @@ class ReservationGuard:
     def update(self, view: ClusterView, costs: CostModel, now_ns: int) -> Mapping[int, Block]:
         """Renew the proof; returns the reservations that change, by job id.
 
-        Nothing changes if possible, else groups. Jobs that cannot be in time any more end as early as they can without
-        delaying others, on more devices if that helps.
+        Nothing changes if possible; otherwise groups change. Jobs that cannot be in time any more end as early as they
+        can without delaying others, on more devices if that helps.
         """
         self.book.follow(view)
         if not view.promised() or not view.devices:
@@ -102,16 +102,16 @@ class ReservationGuard:
         return search.adopted(found)
 
     def _found(self, search: ProofSearch) -> Candidate:
-        """The candidate that is in time, or else breaks the fewest promises."""
+        """Return the candidate that is in time, or else the one that breaks the fewest promises."""
         search.may_change_widths = self._known is None or not self._known.granted_ns
         return search.in_time() or search.least_late()
 
-    # What a policy may start.
+    # Starts of a policy.
 
     def review(self, starts: tuple[Start, ...], view: ClusterView, costs: CostModel, now_ns: int) -> Review:
-        """The starts of a policy that endanger no promise; those of one job are made together or not at all.
+        """Return the starts of a policy that endanger no promise; those of one job are made together or not at all.
 
-        A job that is late already must not get later. A promised job is not brought to a device that may be lost.
+        A job that is late already must not get later. A promised job is not moved to a device that may be lost.
         """
         if not starts or self._known is None:
             return Review(starts)
@@ -125,7 +125,7 @@ class ReservationGuard:
     def review_stop(
         self, boundary: Boundary, view: ClusterView, costs: CostModel, now_ns: int
     ) -> Mapping[int, Block] | None:
-        """The reservations that change if the works of some jobs end at this boundary, by job id.
+        """Return the reservations that change if the works of some jobs end at this boundary, by job id.
 
         None if that endangers a promise.
         """
@@ -138,7 +138,7 @@ class ReservationGuard:
     def review_preload(
         self, preload: Preload, view: ClusterView, costs: CostModel, now_ns: int
     ) -> Mapping[int, Block] | None:
-        """The reservations that change with a load ahead of need, by job id; None if it endangers a promise."""
+        """Return the reservations that change with a load ahead of need, by job id; None if it endangers a promise."""
         if self._known is None:
             return {}
         return self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).plus_preload(preload))
@@ -146,14 +146,14 @@ class ReservationGuard:
     def review_measurement(
         self, asked: MeasurementAsked, devices: Group, view: ClusterView, costs: CostModel, now_ns: int
     ) -> Mapping[int, Block] | None:
-        """The reservations that change with a measurement there, by job id; None if it endangers a promise."""
+        """Return the reservations that change with a measurement there, by job id; None if it endangers a promise."""
         if self._known is None:
             return {}
         what_if = WhatIf.now(view, costs, now_ns, self._known.far_from)
         return self._accepted(what_if.plus_measurement(asked, devices))
 
     def _sift(self, parts: Sequence[tuple[Start, ...]], what_if: WhatIf) -> Review:
-        """Take the parts that leave a proof, one by one, until some leave none."""
+        """Take the parts that leave a proof, one by one, until `_MOST_OFFENDERS` of them leave none."""
         kept, num_offenders = Review(), 0
         for part in parts:
             after = what_if.plus(part)
@@ -164,7 +164,7 @@ class ReservationGuard:
         return kept
 
     def _accepted(self, after: WhatIf) -> Mapping[int, Block] | None:
-        """Renew the proof for after some starts; returns the reservations that change, None if there is no proof."""
+        """Renew the proof for the state after some starts; returns the changed reservations, None without a proof."""
         known = self._known
         assert known is not None
         if not known.leaves_far(after):
@@ -183,11 +183,11 @@ class ReservationGuard:
     # Starting promised jobs.
 
     def is_due_on_slot(self, start: Start, view: ClusterView, costs: CostModel, now_ns: int) -> bool:
-        """Whether a start on a CPU slot cannot wait any longer, though it leaves no proof.
+        """Return whether a start on a CPU slot cannot wait any longer, though it leaves no proof.
 
         It is on the slot that is free first, and of the promised job that is due first of all that need a slot. If
-        costs have changed since the reservations were made, that ends later than the proof says, and would for ever.
-        While the proof leaves it time, another one may have to come first.
+        costs have changed since the reservations were made, this job ends later than the proof says, and would wait
+        forever. While the proof leaves it time, another job may have to start first.
         """
         free_ns = {one.device_id: one.free_ns for one in view.slots}
         if self._known is None or free_ns[start.devices[0]] > min(free_ns.values()):
@@ -203,7 +203,7 @@ class ReservationGuard:
         return False
 
     def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
-        """The next work of each promised job that must start within a millisecond, on its group."""
+        """Return the next work of each promised job that must start within a millisecond, on its group."""
         known = self._known
         if known is None or all(
             device.free_ns + _SOON_NS <= known.spared_ns[device.device_id] for device in view.devices
@@ -219,9 +219,10 @@ class ReservationGuard:
         return starts
 
     def _starts(self, what_if: WhatIf, known: FeasibilityProof) -> Iterator[Start]:
-        """The starts of urgent jobs, in order of deadlines.
+        """Yield the starts of urgent jobs, in order of deadlines.
 
-        A job is not started on a device of an earlier reservation: the later works of that job would have to wait.
+        A job is not started on a device of an earlier reservation: the later works of that reservation would have to
+        wait.
         """
         held: set[int] = set()
         room = {device.device_id: WORKS_PER_DEVICE - len(device.works) for device in what_if.view.devices}
@@ -230,7 +231,7 @@ class ReservationGuard:
         blocks = in_order(blocks) if what_if.view.needs_loads else blocks  # As in the proof.
         for job, block in zip(what_if.view.promised()[:num_near], blocks, strict=True):
             cursor = what_if.cursor(job)
-            if cursor.stage is None or not block.devices:  # None that may run it is up.
+            if cursor.stage is None or not block.devices:  # No device that may run it is up.
                 continue
             spare_ns = known.ends_ns[job.job_id] - begin_ns(block, what_if.free_ns) - block.demand.run_ns
             is_here = cursor.stage.kind is DeviceKind.ACCELERATOR and not _is_on_slot(job)
@@ -245,7 +246,7 @@ class ReservationGuard:
                 return
 
     def _next_start(self, job: JobView, cursor: Cursor, group: Group, costs: CostModel) -> Start:
-        """The next stage of a job, or a chunk of its steps, on its group."""
+        """Return a start of the next stage of a job, or of a chunk of its steps, on its group."""
         assert cursor.stage is not None
         degree, num_steps = 1, 1
         if cursor.stage.has_steps:
@@ -256,10 +257,10 @@ class ReservationGuard:
         return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=FORCED)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
-        """When to check again if no event occurs, so that no promised job waits for ever; None: never.
+        """Return when to check again if no event occurs, so that no promised job waits forever; None: never.
 
-        A job that is due may have to wait for another one, or for a device that hangs: as a rule an event ends that.
-        So the longer nothing could be started, the more rarely it is checked again; others are due at their times.
+        A job that is due may have to wait for another one, or for a device that hangs: usually an event ends that. So
+        the longer nothing could be started, the more rarely it is checked again; other jobs are due at their times.
         """
         known = self._known
         if known is None or all(job.works for job in view.promised()):
@@ -268,7 +269,7 @@ class ReservationGuard:
         again_ns = now_ns + max(_SOON_NS, min(waited_ns // _PATIENCE, _MOST_PATIENCE_NS))
         dues_ns = [known.spared_ns[device.device_id] for device in view.devices if not device.works]
         wakes_ns = [again_ns if due_ns <= now_ns + _SOON_NS else due_ns for due_ns in dues_ns]
-        # What is due on a slot starts at this event, or when its job is ready.
+        # Jobs that are due on a slot start at this event, or when they are ready.
         wakes_ns += [
             at_ns for slot in view.slots if not slot.works and (at_ns := known.spared_ns[slot.device_id]) > now_ns
         ]
@@ -277,12 +278,12 @@ class ReservationGuard:
 
 
 def _is_on_slot(job: JobView) -> bool:
-    """Whether it waits for a CPU slot to end its work; its next work is started when that has ended."""
+    """Return whether it waits for a CPU slot to end its work; its next work is started when that has ended."""
     return bool(job.works) and job.works[-1].stage.kind is DeviceKind.CPU
 
 
 def _on_heard(starts: tuple[Start, ...], view: ClusterView) -> tuple[Start, ...]:
-    """The starts without those of promised jobs on silent devices, unless their reservations are there."""
+    """Return the starts without those of promised jobs on silent devices, unless their reservations are there."""
     if not (silent := view.silent):
         return starts
     held: set[int] = set()
@@ -299,7 +300,7 @@ def _on_heard(starts: tuple[Start, ...], view: ClusterView) -> tuple[Start, ...]
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:
-    """The starts of each job, those of promised jobs first, by deadline. Jobs that share a work are taken together."""
+    """Return the starts of each job, of promised jobs first, by deadline. Jobs that share a work are one part."""
     part_of: dict[int, int] = {}
     for start in starts:
         parts = {part_of.get(job_id, job_id) for job_id in start.job_ids}

@@ -16,17 +16,17 @@ from tilework.core.work import Group
 DeviceTimes = dict[int, int]
 """A time for each device that is up, also for CPU slots."""
 Nodes = Sequence[Sequence[int]]
-"""The accelerators of each pool: of each node, where all devices serve the same pipelines."""
+"""Accelerators of each pool: of each node, where all devices serve the same pipelines."""
 
 
 class Places(NamedTuple):
-    """What may be chosen for a reservation: the accelerators of each pool, and CPU slots."""
+    """The devices that may be chosen for a reservation: the accelerators of each pool, and CPU slots."""
 
     nodes: Nodes
     slots: Sequence[int] = ()
 
     def without(self, devices: Set[int]) -> Places:
-        """Those that are not among these devices."""
+        """Return the places without these devices."""
         if not devices:
             return self
         nodes = ([one for one in node if one not in devices] for node in self.nodes)
@@ -45,11 +45,11 @@ def choose_group(
     spared_ns: DeviceTimes | None = None,
     within: Within = None,
 ) -> Chosen | None:
-    """The devices of one node on which a block can begin first; of equal nodes, the first. And a CPU slot of any node.
+    """Return the devices of one node on which a block can begin first, and a CPU slot of any node.
 
-    `list_schedule.first_slot` chooses devices and start on a node. A block that is wider than all nodes takes all of a
-    widest node. With `spared_ns`, it must leave each of its devices by then. None if that is impossible, or if no
-    device `within` is up.
+    Of equal nodes, the first is taken. `list_schedule.first_slot` chooses devices and start on a node. A block that is
+    wider than all nodes takes all of a widest node. With `spared_ns`, it must leave each of its devices by then. None
+    if that is impossible, or if no device `within` is up.
     """
     usable = nodes_within(places.nodes, within)
     if not usable:
@@ -69,13 +69,13 @@ def choose_group(
 
 
 def nodes_within(nodes: Nodes, within: Within) -> Nodes:
-    """Those of these pools that are `within`: all of their devices are, or none."""
+    """Return those of these pools that are `within`: all of a pool's devices are, or none."""
     return nodes if within is None else [node for node in nodes if node[0] in within]
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The search for the first begin of a block that does not take all its devices from begin to end."""
+    """The search for the earliest start of a block that does not take all its devices from start to end."""
 
     free_ns: DeviceTimes
     demand: Demand
@@ -83,7 +83,7 @@ class _Search:
     spared_ns: DeviceTimes | None
 
     def on(self, node: Sequence[int], slots: Sequence[int], ready_ns: int) -> tuple[int, Chosen] | None:
-        """The begin on a node, and its devices: those that become free last before they are needed."""
+        """Return the start on a node, and the devices: those that become free last before they are needed."""
         free_ns, demand, width, start_ns = self.free_ns, self.demand, self.width, ready_ns
         slot_from, slot_until = demand.slot or (0, 0)
         others = sorted(node, key=free_ns.__getitem__)
@@ -136,12 +136,12 @@ def _flat_group(
 
 
 def begin_ns(block: Block, free_ns: DeviceTimes) -> int:
-    """When a block can begin on its devices: each must be free when the block takes it."""
+    """Return when a block can begin on its devices: each must be free when the block takes it."""
     return max([block.ready_ns, *(free_ns[device_id] - from_ns for device_id, from_ns, _ in block.windows())])
 
 
 def placed(block: Block, chosen: Chosen) -> Block:
-    """The block on these devices."""
+    """Return the block on these devices."""
     devices, slot = chosen
     return block if (block.devices, block.slot) == chosen else moved(block, devices, slot)
 
@@ -149,13 +149,12 @@ def placed(block: Block, chosen: Chosen) -> Block:
 def run_in_order(
     free_ns: DeviceTimes, places: Places, blocks: Sequence[Block], anew: bool = False
 ) -> tuple[list[Block], list[int]]:
-    """Let blocks run in order; returns them with their devices, and their ends, and leaves in `free_ns` when devices
-    are free.
+    """Run blocks in order; returns them with their devices, and their ends. `free_ns` is updated.
 
-    Each runs on its own group; a block without one, and with `anew` every block, on the group that `choose_group`
-    finds. It begins when each device is free by the time that the block takes it, and it is ready. A block that takes
-    no time needs no devices, and one that no device may run that is up gets none. With `anew`, one counts on components
-    of its devices only if it is the first there.
+    Each block runs on its own group; a block without one, and with `anew` every block, on the group that `choose_group`
+    finds. It begins when it is ready and each device is free by the time that the block takes it. A block that takes no
+    time needs no devices. A block that no device which is up may run gets none. With `anew`, a block relies on
+    components of its devices only if it is the first there.
     """
     placed_blocks, ends_ns = [], []
     taken: set[int] = set()
@@ -191,9 +190,10 @@ def run_in_order(
 def run_in_choices(
     free_ns: DeviceTimes, places: Places, choices: Sequence[Sequence[Block]], dues_ns: Sequence[int]
 ) -> tuple[list[Block], list[int]]:
-    """As `run_in_order`, where each block takes the first of its choices that ends in time, on a group chosen anew.
+    """Run blocks as `run_in_order` does, each as its first choice that ends in time, on a group chosen anew.
 
-    If none does, it takes the one that ends first. One that no device may run that is up keeps its first choice.
+    If no choice does, the one that ends first is taken. A block that no device which is up may run keeps its first
+    choice.
     """
     found, ends_ns = [], []
     for blocks, due_ns in zip(choices, dues_ns, strict=True):
@@ -219,10 +219,11 @@ def _lacks_slot(block: Block, places: Places) -> bool:
 
 
 def latest_ends(spared_ns: DeviceTimes, blocks: Sequence[Block], dues_ns: Sequence[int]) -> list[int]:
-    """When each block must have ended on its group, so that it and all later blocks are in time.
+    """Return when each block must have ended on its group, so that it and all later blocks are in time.
 
-    `spared_ns` is until when the blocks after all of these can spare each device. It is changed in place to until when
-    these blocks can. They are in time exactly if each device is free by then, and each block is ready early enough.
+    `spared_ns` are the times until which the blocks after all of these can spare each device. They are changed in place
+    to those until which these blocks can. The blocks are in time exactly if each device is free by then, and each block
+    is ready early enough.
     """
     ends_ns = []
     for block, due_ns in zip(reversed(blocks), reversed(dues_ns), strict=True):

@@ -1,15 +1,15 @@
-"""Reservations: how the server knows that every deadline that it has promised can still be met.
+"""Reservations, by which the server knows that every deadline that it has promised can still be met.
 
 Theory of operation. A request with `on_miss: reject` is accepted only if its deadline can be promised. Its remaining
 work then has a *reservation*: a block of device x time with a deadline, and with the devices on which it is to run. The
-first device of its group is taken from begin to end, the others only from the first steps to the last, and a CPU slot
+first device of its group is taken from start to end, the others only from the first steps to the last, and a CPU slot
 for the stages that run on one (`core.interfaces.Demand`).
 
 *The schedule.* Each device runs its reservations in the order of their deadlines. A reservation begins when its job is
-ready, that is, when the works that are running have ended, and early enough for no device to be free too late: each
-device must be free of earlier reservations by the time that the block takes it. If all reservations end by their
-deadlines in this schedule, all promises can be kept, whatever else waits: run the promised jobs by the schedule, and
-everything else when there is room. So groups that pass this test are a *feasibility proof*.
+ready, that is, when its running works have ended, and when each device is free of earlier reservations by the time that
+the block takes it. If all reservations end by their deadlines in this schedule, all promises can be kept, whatever else
+waits: run the promised jobs by the schedule, and everything else when there is room. So groups that pass this test are
+a *feasibility proof*.
 
 *Why groups are kept.* The end of a block is a maximum of sums: the time at which a device is free, or a job ready, plus
 the blocks in between. So earlier times never break a proof: if a device is free earlier, or a job is ready earlier, has
@@ -18,10 +18,10 @@ Placing all blocks anew at each event, each where it can begin first, has no suc
 anomalies): on several nodes, with wide blocks, or where some jobs are ready later, a device that is free early can make
 a promise late.
 
-*The test.* Going backwards from the deadlines gives for each device until when the reservations can spare it, and for
-each block when it must have ended (`reservation_timeline.latest_ends`). All are in time exactly if each device is free
-by then, and each job is ready early enough. So most questions take one comparison per device, at a place in the order
-that is found in the logarithm of the number of reservations (`admission.reservation_book`).
+*The test.* Going backwards from the deadlines gives for each device the time until which the reservations can spare it,
+and for each block the time by which it must have ended (`reservation_timeline.latest_ends`). All are in time exactly if
+each device is free by then, and each job is ready early enough. So most questions take one comparison per device, at a
+place in the order that is found in the logarithm of the number of reservations (`admission.reservation_book`).
 
 What preserves the proof:
 
@@ -57,11 +57,12 @@ _FEW_PLACES, _MOST_PLACES = 16, 24
 
 @dataclass(slots=True)
 class SearchBudget:
-    """What a call of one or more requests may ask for.
+    """Limits of the search for promises, for one call with one or more requests.
 
-    `num_places` is how many more places in the order of reservations are tried to find earliest deadlines; without any
-    left, only the place after all others is. `may_stop`: works of other jobs may be stopped for it. `is_restored`: it
-    was accepted before, so it needs no more than the guard keeps, at any price, for what is left of it.
+    `num_places` is the number of further places in the order of reservations that are tried to find earliest deadlines;
+    if none is left, only the place after all others is tried. `may_stop`: works of other jobs may be stopped for it.
+    `is_restored`: the request was accepted before, so its remaining work needs no more than the guard keeps, at any
+    price.
     """
 
     num_places: int = _MOST_PLACES
@@ -71,9 +72,9 @@ class SearchBudget:
 
 @dataclass(slots=True)
 class Reservations:
-    """Questions about one more reservation, beside those of the book, at one time.
+    """Queries about one more reservation, beside those of the book, at one time.
 
-    It takes none of the devices that are `silent`. At least one that serves it is up, and not silent.
+    It takes none of the devices that are `silent`. At least one device that serves it is up, and not silent.
     """
 
     book: ReservationBook
@@ -83,19 +84,19 @@ class Reservations:
 
     @property
     def places(self) -> Places:
-        """What it may take."""
+        """Devices that it may take."""
         return self.book.places.without(self.silent)
 
     @property
     def margin(self) -> Margin:
-        """By how much it must end before its deadline."""
+        """Time by which it must end before its deadline."""
         margins = self.book.margins
         return margins.guard if self.budget.is_restored else margins.admission
 
     def place(self, due_ns: int, demand: Demand, within: Within = None) -> Block | None:
-        """The reservation of a new request with this deadline, on devices `within`.
+        """Return the reservation of a new request with this deadline, on devices `within`.
 
-        None if it or another would be late on every group. Other reservations keep their groups.
+        None if it or another one would be late on every group. Other reservations keep their groups.
         """
         found = self._beside_others(_after(due_ns), demand, within)
         if found is None or self.margin.due_ns(found[1], self.now_ns) > due_ns:
@@ -103,18 +104,18 @@ class Reservations:
         return Block(due_ns, 0, demand, *found[0], within=within)
 
     def looser_places(self, after_ns: int, before_ns: int) -> list[int]:
-        """For each place in the order whose deadlines end between these times, the latest such deadline; ascending."""
+        """Return the latest deadline of each place in the order that ends between these times, ascending."""
         keys = self.book.keys
         first, last = self.book.rank(_after(after_ns)), self.book.rank(_after(before_ns))
         ends_ns = dict.fromkeys(due_ns - 1 for due_ns, _ in keys[first:last])
         return [end_ns for end_ns in ends_ns if after_ns < end_ns < before_ns]
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0, within: Within = None) -> int:
-        """A deadline, from `at_least_ns` on, with which a new request would be accepted on devices `within`.
+        """Return a deadline, from `at_least_ns` on, with which a new request would be accepted on devices `within`.
 
-        If few reservations are due later, it is the earliest for which all others keep their groups. Of many, some
-        places in their order are tried: the middle between one that has no room and the next that has, again and again.
-        So it may be later, by a smaller part of the time until the last deadline with each place.
+        If few reservations are due later, it is the earliest deadline for which all others keep their groups. Of many,
+        some places in their order are tried: repeatedly the middle between a place without room and the next one with
+        room. So the result may be later than the earliest; each place that is tried reduces the possible error.
         """
         first, last = self.book.rank(_after(at_least_ns)), len(self.book.keys)
         found_ns = None
@@ -138,7 +139,7 @@ class Reservations:
         return found_ns
 
     def _due_ns(self, index: int, demand: Demand, at_least_ns: int, within: Within) -> int | None:
-        """The earliest deadline that gives a new request this place in the order; None if there is no room."""
+        """Return the earliest deadline that gives a new request this place in the order; None if there is no room."""
         keys = self.book.keys
         self.budget.num_places -= 1
         before_ns = keys[index - 1][0] if index else 0
@@ -151,7 +152,7 @@ class Reservations:
         return due_ns if index == len(keys) or due_ns < keys[index][0] else None
 
     def _beside_others(self, place: Key, demand: Demand, within: Within) -> tuple[Chosen, int] | None:
-        """A group for a new block at a place in the order that later blocks can spare, and the block's end on it."""
+        """Return a group for a new block at a place in the order that later blocks can spare, and its end there."""
         free_ns, spared_ns = self.book.around(place, self.now_ns)
         chosen = choose_group(free_ns, self.places, demand, self.now_ns, spared_ns, within)
         if chosen is None:
@@ -160,5 +161,5 @@ class Reservations:
 
 
 def _after(due_ns: int) -> Key:
-    """The place of a new reservation in the order: after those with the same deadline."""
+    """Return the place of a new reservation in the order: after those with the same deadline."""
     return due_ns + 1, -1

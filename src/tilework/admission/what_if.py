@@ -19,7 +19,7 @@ from tilework.policy.toolkit.buddy_allocator import nodes
 
 
 def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
-    """When the works of a job will have ended; 0 if it has none. `up` are the devices that are up, by id."""
+    """Return when the works of a job will have ended; 0 if it has none. `up` are the devices that are up, by id."""
     if not job.works:
         return 0
     last = job.works[-1]
@@ -28,11 +28,11 @@ def ready_ns(job: JobView, up: Mapping[int, DeviceView]) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class WhatIf:
-    """When devices will be free, and the remaining work of promised jobs, after starts that are not committed.
+    """Times at which devices are free, and the remaining work of promised jobs, after starts that are not committed.
 
-    `free_ns` and `up` have CPU slots, too. `changed` are the reservations of promised jobs that are
-    started or get another group. The group on which a job is started becomes the group of its reservation, if it is due
-    before `far_from`.
+    `free_ns` and `up` have CPU slots, too. `changed` are the reservations of promised jobs that are started or get
+    another group. The group on which a job is started becomes the group of its reservation, if it is due before
+    `far_from`.
     """
 
     view: Reserves
@@ -48,7 +48,7 @@ class WhatIf:
 
     @staticmethod
     def now(view: Reserves, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
-        """The present state, without starts."""
+        """Return the present state, without starts."""
         up = {device.device_id: device for device in (*view.devices, *view.slots)}
         return WhatIf(
             view=view,
@@ -60,7 +60,7 @@ class WhatIf:
         )
 
     def plus(self, starts: Sequence[Start]) -> WhatIf:
-        """The state after these starts, in addition to earlier ones."""
+        """Return the state after these starts, in addition to earlier ones."""
         after = self._copy()
         groups: dict[int, Group] = {}
         for start in starts:
@@ -74,16 +74,16 @@ class WhatIf:
         return after
 
     def plus_preload(self, preload: Preload) -> WhatIf:
-        """The state after a load ahead of need, from the slowest source."""
+        """Return the state after a load ahead of need, from the slowest source."""
         after, device_id = self._copy(), preload.device_id
         after.free_ns[device_id] += after._load(device_id, preload.stage, preload.drop_order.device)
         after._lose_components({device_id}, ())
         return after
 
     def after_stop(self, boundary: Boundary) -> WhatIf:
-        """The state after the works of some jobs have stopped. A promised one has more left, and keeps its group.
+        """Return the state after the works of some jobs have stopped. Promised jobs have more left, and keep groups.
 
-        To stop and to go on elsewhere takes time that no cost table knows: as much as the fixed part of the margin.
+        Stopping and going on elsewhere takes time that no cost table has: as much as the fixed part of the margin.
         """
         after, ready_ns = self._copy(), boundary.end_ns + self.view.margins.guard.fixed_ns
         after.free_ns.update(boundary.free_ns)
@@ -97,7 +97,7 @@ class WhatIf:
         return after
 
     def plus_measurement(self, asked: MeasurementAsked, devices: Group) -> WhatIf:
-        """The state after a measurement on these devices."""
+        """Return the state after a measurement on these devices."""
         after = self._copy()
         end_ns = max(after.free_ns[device_id] for device_id in devices) + asked.run_ns
         for device_id in devices:
@@ -147,7 +147,7 @@ class WhatIf:
         self._reserve(job, replace(before, ready_ns=self.ready_ns[job_id], devices=reserved), width)
 
     def _reserve(self, job: JobView, block: Block, width: int) -> None:
-        """Compute the reservation of a job again, for its devices as they are after the starts."""
+        """Compute the reservation of a job anew, for its devices as they are after the starts."""
         progress, unloaded = self.cursor(job), None
         if self.view.needs_loads:
             memories = [self.memory(device_id) for device_id in block.devices if device_id in self.up]
@@ -158,17 +158,17 @@ class WhatIf:
         self.changed[job.job_id] = replace(block, demand=remaining, slot=slot, unloaded=unloaded)
 
     def memory(self, device_id: int) -> Memory:
-        """The components of a device after the starts."""
+        """Return the components of a device after the starts."""
         return self.memories.get(device_id) or self.up[device_id].memory
 
     def _load(self, device_id: int, stage: Stage, first: Sequence[Component], beside_bytes: int = 0) -> int:
-        """Load what a stage needs, dropping `first` first; returns how long that takes at worst."""
+        """Load a stage's components, dropping `first` first; returns the longest time that may take."""
         change = self.memory(device_id).used(self.costs.components(stage), first, beside_bytes)
         self.memories[device_id] = change.memory
         return self.costs.load_ns(num_bytes(change.loads)) if change.loads else 0
 
     def _lose_components(self, devices: AbstractSet[int], moved: Collection[int]) -> None:
-        """Compute the reservations again that count on components of these devices, except those of `moved` jobs."""
+        """Compute the reservations anew that rely on components of these devices, except those of `moved` jobs."""
         for job in self.view.promised():
             block = self.changed.get(job.job_id, job.promised)
             if block is None or block.unloaded is None or job.job_id in moved or devices.isdisjoint(block.devices):
@@ -181,13 +181,13 @@ class WhatIf:
 
     @property
     def places(self) -> Places:
-        """What may be chosen for a reservation: nothing that may be lost, unless there is nothing else."""
+        """Devices that may be chosen for a reservation: none that may be lost, unless there are no others."""
         places = Places(nodes(self.view.devices), [one.device_id for one in self.view.slots])
         heard = places.without(self.view.silent)
         return heard if heard.nodes else places
 
     def changes(self) -> dict[int, Block]:
-        """The reservations whose devices or width change, by job id."""
+        """Return the reservations whose devices or width change, by job id."""
         changes = {}
         for job_id, block in self.changed.items():
             job = self.view.job(job_id)

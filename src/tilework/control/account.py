@@ -1,4 +1,4 @@
-"""The time of one request: its works, its waits between them, and why it was late or not served."""
+"""The time of one request: its works, its waits between them, and the reason why it was late or not served."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Account:
 
     `works` are those that ran, in order of their starts. A wait is a span without a work of the request; its devices
     are those of the next work (all devices, if there is none). `blockers` are the requests that ran on these devices
-    during waits, each with its time, the longest first. While none of these devices ran anything during waits, one of
-    them loaded weights for `loading_ns`, and all were idle for `idle_ns`.
+    during waits, each with its time, the longest first. Of the time in waits when none of the devices ran anything, one
+    of them loaded weights for `loading_ns`, and all were idle for `idle_ns`.
     `overrun_ns` is how much longer its works took than predicted, over works of which both times are known.
     """
 
@@ -41,7 +41,7 @@ class Account:
 
     @property
     def eta_error_ns(self) -> int | None:
-        """How much later than predicted it was done; None if it was not done."""
+        """Time from its predicted to its actual end; None if it was not done."""
         past = self.past
         if past.status is not Status.DONE or past.eta_ns is None or past.finish_ns is None:
             return None
@@ -49,7 +49,7 @@ class Account:
 
 
 def account_of(history: History, past: PastRequest) -> Account:
-    """The account of one request of a history."""
+    """Return the account of one request of a history."""
     ran: tuple[EndedWork, ...] = (*history.works, *history.lost)
     ran = tuple(work for work in ran if work.end_ns > work.start_ns)
     own = sorted((work for work in ran if past.job_id in work.work.job_ids), key=lambda work: work.start_ns)
@@ -84,7 +84,7 @@ def account_of(history: History, past: PastRequest) -> Account:
 
 
 def cause_of(account: Account) -> str | None:
-    """Why a request was not served or was late, in one line; None if it was neither, or is open."""
+    """Return why a request was not served or was late, in one line; None if it was neither, or is open."""
     status = account.past.status
     if status is None or (status is Status.DONE and account.past.on_time is not False):
         return None
@@ -98,7 +98,7 @@ def _why_not_served(past: PastRequest) -> str:
 
 
 def _why_late(account: Account) -> str:
-    """The first of these reasons that explains why the request was late."""
+    """Return the first reason, in this order, that explains why the request was late."""
     past, slack_ns = account.past, account.slack_ns
     assert past.request.deadline_ns is not None, "a request without a deadline is not late"
     assert slack_ns is not None, "a request that is done has an end"
@@ -121,7 +121,7 @@ def _why_late(account: Account) -> str:
 
 
 def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: Group) -> list[tuple[int, int, Group]]:
-    """(start, end, devices) of each wait of the request; see `Account`.
+    """Return (start, end, devices) of each wait of the request; see `Account`.
 
     `own` are its works in order of their starts. A log has works in the order of their reports, which may differ.
     """
@@ -139,7 +139,7 @@ def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: G
 def _clipped(
     works: tuple[EndedWork, ...], start_ns: int, end_ns: int, devices: Group
 ) -> list[tuple[int, int, EndedWork]]:
-    """The works that ran on any of `devices` between these times, each with its start and end cut to them."""
+    """Return the works that ran on any of `devices` between these times, each with its start and end cut to them."""
     wanted = set(devices)
     return [
         (max(work.start_ns, start_ns), min(work.end_ns, end_ns), work)
@@ -149,7 +149,7 @@ def _clipped(
 
 
 def _loads(loads: tuple[PastLoad, ...], start_ns: int, end_ns: int, devices: Group) -> list[tuple[int, int]]:
-    """The loads on any of `devices` between these times, cut to them."""
+    """Return the loads on any of `devices` between these times, cut to them."""
     return [
         (max(past.start_ns, start_ns), min(past.end_ns, end_ns))
         for past in loads

@@ -18,11 +18,11 @@ from tilework.core.request import RefusalCode, Request
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.tabled import UnknownCost
 
-_MOST_ASKED = 24  # Requests in trials, to find a deadline with which all of a call are accepted.
+_MOST_ASKED = 24  # Requests in all trials of a search for a deadline with which all of a call are accepted.
 
 
 class _Entered(NamedTuple):
-    """A job that was entered, and the reservations of others as they were before, by job id."""
+    """A job that was entered, and the former reservations of other jobs, by job id."""
 
     job: Job
     former: Mapping[int, Block]
@@ -50,11 +50,11 @@ class Admit:
 
     @property
     def num_accepted(self) -> int:
-        """How many requests were accepted; their job ids are in order."""
+        """Number of requests that were accepted; their job ids are in order."""
         return self._next_job_id
 
     def admit(self, begun: Sequence[tuple[Request, int]], now_ns: int) -> list[Action]:
-        """Accept all requests, or refuse all; each with the position at which it begins."""
+        """Accept all requests, or refuse all; each comes with the position at which it begins."""
         entered: list[_Entered] = []
         accepts: list[Action] = []
         budget = SearchBudget(may_stop=len(begun) == 1)
@@ -99,7 +99,7 @@ class Admit:
         return [_accept(job, why, uses_cache=chosen.cache != request.cache)]
 
     def after_plan(self, actions: Sequence[Action], now_ns: int) -> list[Action]:
-        """The actions, with the finish of each accepted request as the plan that followed it has it, if it does."""
+        """Return the actions, with the finish of each accepted request as the following plan predicts it, if any."""
         return [self._foreseen(action, now_ns) if isinstance(action, Accept) else action for action in actions]
 
     def _foreseen(self, accept: Accept, now_ns: int) -> Accept:
@@ -112,7 +112,7 @@ class Admit:
     def _ask(
         self, request: Request, now_ns: int, budget: SearchBudget, position: int = 0
     ) -> tuple[Request, Admitted | Reject]:
-        """The answer to a request, and the request that it is for: the same, or one with its spare cache."""
+        """Return the answer to a request, and the request that it is for: the same, or one with its spare cache."""
         answer, due_ns = self._answer(request, now_ns, budget, position), request.deadline_ns
         if request.spare_cache is None:
             return request, answer
@@ -177,13 +177,13 @@ class Admit:
     def _earliest_ns(
         self, requests: Sequence[Request], index: int, due_ns: int, now_ns: int, budget: SearchBudget
     ) -> int | None:
-        """A deadline with which all requests would be accepted together, about the earliest; None if none is found.
+        """Return a deadline with which all requests would be accepted together, about the earliest; None if not found.
 
         The request with this index could be accepted with `due_ns`, the earlier ones before it. In each trial the first
-        refused request says which deadline it needs, and the next trial leaves time for those after it, too. That may
-        be earlier than the deadline just tried, since a later deadline can break a promise that an earlier one does not
-        break. In that case the next trial is later by a step that doubles. The last trial is after all reservations.
-        The more requests, the fewer trials: together they ask no more than some single requests do.
+        refused request says which deadline it needs, and the next trial leaves time for the requests after it, too.
+        That may be earlier than the deadline just tried, since a later deadline can break a promise that an earlier one
+        does not break. In that case the next trial is later by a step that doubles. The last trial is after all
+        reservations. The more requests, the fewer trials: together they cost no more than some single requests.
         """
         step_ns, num_trials = (due_ns - now_ns) // 32, max(2, _MOST_ASKED // len(requests))
         due_ns = self._with_others(requests, index, due_ns)
@@ -203,11 +203,11 @@ class Admit:
         return None
 
     def _with_others(self, requests: Sequence[Request], index: int, due_ns: int) -> int:
-        """A deadline for the requests up to this one, and for those after it."""
+        """Return a deadline for the requests up to this one, and for those after it."""
         return due_ns + self._rule.shared_ns(requests[index + 1 :], self._policy, self._costs, self._tracker)
 
     def _trial(self, requests: Sequence[Request], now_ns: int, budget: SearchBudget) -> tuple[int, Reject | None]:
-        """Which of these requests would be refused first, and how; None if all would be accepted."""
+        """Return the index of the first of these requests that would be refused, and its refusal or None."""
         entered: list[_Entered] = []
         try:
             for request in requests:

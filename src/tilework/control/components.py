@@ -1,4 +1,4 @@
-"""Components on devices: what is loaded before a work, from where, and what is dropped for it."""
+"""Components on devices: which are loaded before a work, from which source, and which are dropped for it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Components:
     Hosts read from the disk ahead of need, too, while their devices work: one stage's components at a time.
 
     If there is no room, components are dropped in the order of the start (`Start.drop_order`). A component is loaded
-    from the source that is quickest of those that have it (`LoadSources`): another device of the node that has done all
-    its loads, the memory of a node that has read it before and has not forgotten it, or the disk.
+    from the quickest source that has it (`LoadSources`): another device of the node that has done all its loads, the
+    memory of a node that has read it before and has not forgotten it, or the disk.
     """
 
     def __init__(self, costs: TableCosts, tracker: Tracker) -> None:
@@ -35,7 +35,7 @@ class Components:
         self._next_id = 1
 
     def serve(self, part: CostTable) -> list[Action]:
-        """Learn what stages of a pipeline need now; the host has read it. What nothing needs any more is dropped."""
+        """Learn what stages of a pipeline need now; the host has read it. Components that nothing needs are dropped."""
         before = self._costs.all_components
         self._costs.serve(part)
         for node in {device.node for device in self._tracker.devices}:
@@ -43,7 +43,7 @@ class Components:
         return self._changed(before)
 
     def remove(self, pipeline: str) -> list[Action]:
-        """Forget a pipeline, and drop what only that needs."""
+        """Forget a pipeline, and drop the components that only it needs."""
         before = self._costs.all_components
         self._costs.remove(pipeline)
         return self._changed(before)
@@ -60,7 +60,7 @@ class Components:
         return actions
 
     def make_room(self, device_id: int, digests: Collection[str], room_bytes: int) -> list[Action]:
-        """Drop what is in the way of something that loads components of these digests, and needs this room."""
+        """Drop components that are in the way of a measurement, which loads these digests and needs this room."""
         device = self._tracker.device(device_id)
         assert device is not None
         return self._drop(device, device.memory.in_the_way(digests, room_bytes))
@@ -82,10 +82,10 @@ class Components:
         self._tracker.sources.use(joined.node, (*read, *there))
 
     def prepare(self, start: Start, work_id: int, beside_bytes: int = 0) -> list[Action]:
-        """What must be done before a start, which becomes this work.
+        """Return the actions that must be done before a start, which becomes this work.
 
-        The devices have the components from then on, and the work has `beside_bytes` more. It waits for those that a
-        device is loading already.
+        The devices have the components from then on, and the work has `beside_bytes` of further memory. It waits for
+        the components that a device is loading already.
         """
         actions: list[Action] = []
         if start.stage.kind is DeviceKind.ACCELERATOR:
@@ -106,7 +106,7 @@ class Components:
         return self._change(device, preload.stage, NO_WORK, preload.drop_order)
 
     def read_ahead(self, read: ReadAhead, now_ns: int) -> Sequence[Action]:
-        """Let the host of a node read what neither it nor a device of the node has of a stage's components."""
+        """Let the host of a node read those of a stage's components that neither it nor a device of the node has."""
         sources = self._tracker.sources
         assert sources.may_read(read.node)
         there = set(at_node(self._tracker, read.node))
@@ -121,7 +121,7 @@ class Components:
         return (ReadComponents(read_id, read.node, read.stage, _digests(wanted), size, _digests(read.forgets)),)
 
     def _read(self, event: ComponentsRead) -> None:
-        """The policy may have something to decide on the node of a read that has ended."""
+        """End a read. Its node's devices count a change, since the policy may now have something to decide there."""
         node = self._reads.pop(event.read_id)
         self._tracker.sources.end_read(node, is_kept=event.is_kept)
         for device in self._tracker.on_node(node):
@@ -130,7 +130,7 @@ class Components:
     def _change(
         self, device: Device, stage: Stage, work_id: int, order: DropOrder, beside_bytes: int = 0
     ) -> Sequence[Action]:
-        """What a device must drop and load for a stage. It has the components from then on."""
+        """Return the actions by which a device drops and loads for a stage. It has the components from then on."""
         change = device.memory.used(self._costs.components(stage), order.device, beside_bytes)
         actions = list[Action]()
         if change.drops:
@@ -168,14 +168,14 @@ class Components:
         return loads
 
     def on_report(self, event: ComponentsLoaded | ComponentsRead) -> None:
-        """A device has loaded, or a host has read ahead."""
+        """Record that a device has loaded, or that a host has read ahead."""
         if isinstance(event, ComponentsLoaded):
             self._loaded(event)
         else:
             self._read(event)
 
     def _loaded(self, event: ComponentsLoaded) -> None:
-        """Learn from a load that has ended; one that is not known any more is ignored."""
+        """Learn from a load that has ended; a load that is no longer known is ignored."""
         device = self._tracker.up.get(event.device_id)
         load = None if device is None else device.end_load(event.load_id)
         if device is None or load is None:

@@ -78,12 +78,12 @@ class ControllerConfig:
     Attributes:
         policy: name of the policy.
         max_attempts: a request fails when it has lost this many works in a row without progress.
-        max_jobs: how many requests may be waiting or running at a time.
-        max_backlog_ns: how long the devices that are up may need for all of them (see `admission.admission_limits`).
-        promise_price: how many deadlines of others that would be kept a promise may cost; inf: any number.
-        max_batch: how many requests share a forward pass at most. With 1 a picture still depends on how many devices
-            its request gets: see `core.request.Request.exact`.
-        max_residents: for how many jobs a device keeps state or conditioning, unless more run on it.
+        max_jobs: the number of requests that may be waiting or running at a time.
+        max_backlog_ns: the time that the devices may need for all of these (see `admission.admission_limits`).
+        promise_price: the number of kept deadlines of other jobs that a promise may cost; inf: any number.
+        max_batch: the largest number of requests that share a forward pass. With 1 an image still depends on how many
+            devices its request gets: see `core.request.Request.exact`.
+        max_residents: the number of jobs of which a device keeps state or conditioning, unless more run on it.
     """
 
     policy: str = DEFAULT_POLICY
@@ -96,7 +96,7 @@ class ControllerConfig:
 
 
 class Controller:
-    """See the theory of operation above. Not thread-safe: one driver calls it."""
+    """Decides on events; see the theory of operation above. Not thread-safe: one driver calls it."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Controller:
         policy: Policy | None = None,
         rule: Admission | None = None,
     ) -> None:
-        """`policy` and `rule` (of admission) take the place of those that `config` names.
+        """Use `policy` and `rule` (of admission), where given, in place of those that `config` names.
 
         Raises UnknownPolicy, also if the policy does not keep pipelines to the devices that the table has for them.
         """
@@ -149,22 +149,22 @@ class Controller:
         return tuple(actions)
 
     def check(self, served: ModelServed) -> None:
-        """Raises BadCostTable, or what else `handle` would, if a model cannot be served by these costs."""
+        """Raise BadCostTable, or another error of `handle`, if a model cannot be served by these costs."""
         TableCosts(self.costs.served(_costs(served)), max_batch=self.config.max_batch)
 
     def predict(self, job_id: int, now_ns: int) -> EtaPrediction:
-        """When a job that has not ended is expected to be done, as of now."""
+        """Return when a job that has not ended is expected to be done, as of now."""
         self.tracker.set_time(now_ns)
         return self._rule.predict(self.tracker.jobs[job_id], self.policy, self.costs, self.tracker, now_ns)
 
     @property
     def guard_counts(self) -> GuardCounts:
-        """What the guard of promises has held back or started itself."""
+        """Numbers of starts and stops that the guard of promises held back, and of works that it started itself."""
         return self._guard.counts
 
     @property
     def num_jobs(self) -> int:
-        """Jobs that have not ended."""
+        """Number of jobs that have not ended."""
         return self.tracker.num_jobs()
 
     @property
@@ -173,21 +173,21 @@ class Controller:
 
     @property
     def num_in_flight(self) -> int:
-        """Works that have not ended."""
+        """Number of works that have not ended."""
         return len(self.tracker.works)
 
     def occupancy(self, now_ns: int) -> Occupancy:
-        """What waits and runs now. Takes time in proportion to the number of open jobs."""
+        """Return the numbers of jobs that wait and run now. Takes time in proportion to the number of open jobs."""
         self.tracker.set_time(now_ns)
         return occupancy(self.tracker)
 
     def standing_refusal(self, now_ns: int) -> Reject | None:
-        """The refusal of every request that asks for no promise, as it stands; None if one may be accepted."""
+        """Return the refusal that every request without a promise gets now; None if one may be accepted."""
         self.tracker.set_time(now_ns)
         return self._rule.limits.standing_refusal(self.tracker, now_ns)
 
     def backlog_ns(self, now_ns: int) -> int:
-        """The device time that open jobs still take, as in `occupancy`, whatever their number."""
+        """Return the device time that open jobs still take, as in `occupancy`, in constant time."""
         self.tracker.set_time(now_ns)
         return backlog_ns(self.tracker)
 
@@ -221,7 +221,7 @@ class Controller:
         return []
 
     def _learn_of_nodes(self, event: DeviceJoined | LinksChanged | NodeCordoned | NodesSilent | StatesFetched) -> None:
-        """Count on devices, or on groups, from now on or not any more; or learn how far two nodes are apart."""
+        """Record changes of devices and links, or learn how long states take between two nodes."""
         match event:
             case DeviceJoined():
                 self._components.join(event)
@@ -247,19 +247,19 @@ class Controller:
         actions = self._components.serve(part)
         for pipeline in part.pipelines:
             if pipeline in before.pipelines and before.graph(pipeline) != part.graph(pipeline):
-                self._forget(pipeline)  # Another one has its name.
+                self._forget(pipeline)  # Another pipeline has its name.
         self.tracker.unpark()
         return actions
 
     def _forget(self, pipeline: str) -> None:
-        """Forget what is known by the name of a pipeline that is served no more."""
+        """Forget what is known under the name of a pipeline that is served no more."""
         self.costs.forget(pipeline)
         self._rule.forget(pipeline)
         if isinstance(self.policy, RemembersPipelines):
             self.policy.forget(pipeline, self.costs)
 
     def _on_devices_lost(self, event: DeviceLost | NodeLost, now_ns: int) -> list[Action]:
-        """Works that only these had are lost; works with survivors end by `Broken`, when these have reported."""
+        """Lose the works that only these devices had; works with survivors end later, by `Broken`."""
         lost: list[Work] = []
         for device_id in event.device_ids:
             if device_id in self.tracker.up:

@@ -59,7 +59,7 @@ class Decision:
         return f"+{s_from_ns(self.at_ns - self.arrival_ns):.3f} s  {self.text}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON. `at_s` counts from the request's arrival; `degree` is None without devices."""
+        """Return the decision as JSON. `at_s` counts from the request's arrival; `degree` is None without devices."""
         return {
             "at_s": round(s_from_ns(self.at_ns - self.arrival_ns), 6),
             "kind": self.kind.value,
@@ -73,7 +73,7 @@ class Decision:
 def describe(at_ns: int, action: Action, request: Request, job_id: int | None = None) -> Decision | None:
     """Describe an action about `request`; None if it decides nothing about the request itself.
 
-    `job_id` says which member of a batch the request is; it is ignored for other actions.
+    `job_id` tells which member of a batch the request is; it is ignored for other actions.
     """
     devices: Group = ()
     steps: tuple[int, int] | None = None
@@ -121,13 +121,13 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
 
 
 def describe_all(actions: Iterable[tuple[int, Action]], request: Request, job_id: int | None = None) -> list[Decision]:
-    """The decisions among these (time, action) pairs, in their order."""
+    """Return the decisions among these (time, action) pairs, in their order."""
     decisions = (describe(at_ns, action, request, job_id) for at_ns, action in actions)
     return [decision for decision in decisions if decision is not None]
 
 
 def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
-    """ "steps 4-9 of 28 on devices 0-1 (degree 2)", or "decode on device 3"."""
+    """Return what a work does, as in "steps 4-9 of 28 on devices 0-1 (degree 2)" or "decode on device 3"."""
     steps = steps_of(work, job_id)
     what = work.stage.name
     if steps is not None:
@@ -140,7 +140,7 @@ def work_text(work: Work, request: Request, job_id: int | None = None) -> str:
 
 
 def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
-    """The first and last denoising step of a member (default: the first one), from 1; None for other stages."""
+    """Return the first and last denoising step of a member (default: the first one), from 1; None for other stages."""
     if not work.stage.has_steps:
         return None
     place = work.job_ids.index(job_id) if job_id in work.job_ids else 0
@@ -148,7 +148,7 @@ def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
 
 
 def devices_text(devices: Group) -> str:
-    """ "device 3", "devices 0-1, 4"."""
+    """Return the devices in words, as in "device 3" or "devices 0-1, 4"."""
     runs: list[tuple[int, int]] = []
     for device_id in sorted(devices):
         if runs and device_id == runs[-1][1] + 1:
@@ -160,14 +160,14 @@ def devices_text(devices: Group) -> str:
 
 
 def span_text(duration_ns: int) -> str:
-    """ "1.25 s" from 0.1 s on, "31.0 ms" below."""
+    """Return a duration in words: "1.25 s" from 0.1 s on, "31.0 ms" below."""
     if abs(duration_ns) >= NS_PER_S // 10:
         return f"{s_from_ns(duration_ns):.2f} s"
     return f"{duration_ns / NS_PER_MS:.1f} ms"
 
 
 def _ending(end_ns: int, request: Request) -> str:
-    """ "1.62 s after arrival, 0.38 s before its deadline"."""
+    """Return an end in words, as in "1.62 s after arrival, 0.38 s before its deadline"."""
     text = f"{span_text(end_ns - request.arrival_ns)} after arrival"
     if request.deadline_ns is None:
         return text

@@ -16,10 +16,10 @@ LATE = "even if nothing else ran from now on, it would be late"
 
 
 class Expiry:
-    """Ends such jobs under every policy, also one that does not look at deadlines.
+    """Ends jobs with `on_miss: drop` under every policy, also one that ignores deadlines.
 
-    A job can be on time until the moment from which even the fastest group would end its uncommitted work too late. It
-    is looked at then; if it has made progress, that moment has moved.
+    A job can be on time until the moment from which even the fastest group would end its uncommitted work too late. The
+    job is checked at that moment; if it has made progress, the moment is later by then.
     """
 
     def __init__(self, policy: Policy, costs: CostModel, tracker: Tracker, recovery: Recovery) -> None:
@@ -56,16 +56,16 @@ class Expiry:
         return self._recovery.end(job, Status.EXPIRED, why)
 
     def use_cache(self, job: Job, why: str) -> Action:
-        """Let a job use its spare cache, since it would be late without."""
+        """Let a job use its spare cache, since it would be late without it."""
         self._tracker.use_cache(job)
         return UseCache(job.job_id, job.request.uid, why)
 
     def wake_ns(self) -> int | None:
-        """When to look again, if nothing happens."""
+        """Return when to check again if nothing happens; None if there is nothing to check."""
         return self._looks[0][0] if self._looks else None
 
     def _last_ns(self, job: Job) -> int:
-        """Until when its uncommitted work may begin, to be on time on the fastest group."""
+        """Return the last time at which its uncommitted work may begin, to be on time on the fastest group."""
         assert job.request.deadline_ns is not None
         degrees = self._policy.degrees(job.request, self._costs)
         return job.request.deadline_ns - fastest(job.request, job.committed, degrees, self._costs).run_ns

@@ -1,4 +1,4 @@
-"""The history of a run: which work ran when, how each request ended, and which devices were up."""
+"""The history of a run: the times of works, the ends of requests, and the devices that were up."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PastRequest:
 
     @property
     def on_time(self) -> bool | None:
-        """Whether it met its deadline, see `Request.met_deadline`; None also while it is open."""
+        """True if it met its deadline, see `Request.met_deadline`; None also while it is open."""
         if self.status is None or self.finish_ns is None:
             return None
         return self.request.met_deadline(self.status, self.finish_ns)
@@ -76,7 +76,7 @@ class PastDevice:
 class PastLoad:
     """A load of components that a device has done, none of which it was told to drop meanwhile.
 
-    It ended at `end_ns`, and took `end_ns - start_ns` without what the device did meanwhile.
+    It ended at `end_ns`. `end_ns - start_ns` is its time without other things that the device did meanwhile.
     """
 
     load: LoadComponents
@@ -95,7 +95,7 @@ class PastRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastPlacement:
-    """A change of which stages devices are for."""
+    """A change of the stages that devices are for."""
 
     at_ns: int
     placement: NewPlacement

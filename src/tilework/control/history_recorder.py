@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 def read_history(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> History:
-    """Read a whole log, or what is left of it; `warn` is as in `read_log`. Raises BadLog."""
+    """Read a whole log, or its remaining segments; `warn` is as in `read_log`. Raises BadLog."""
     header, entries = read_log(lines, warn)
     if header.is_continued:
         warn(f"the log begins with segment {header.segment}: what happened before is not known")
@@ -104,14 +104,14 @@ class HistoryRecorder:
         self._devices: list[PastDevice] = []
         self._loading: dict[int, LoadComponents] = {}
         self._loads: list[PastLoad] = []
-        self._reading: dict[int, tuple[int, ReadComponents]] = {}  # Since when, and what.
+        self._reading: dict[int, tuple[int, ReadComponents]] = {}  # Start time, and the read.
         self._reads: list[PastRead] = []
         self._placements: list[PastPlacement] = []
         self._removed: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
-        """Know what is up and open where the log begins in the middle."""
+        """Record the devices that are up and the requests that are open, where the log begins in the middle."""
         for device in self._header.devices:
             self._on_event(DeviceJoined(device.device_id, device.node, device.kind))
         for one in self._header.open:
@@ -121,7 +121,7 @@ class HistoryRecorder:
             self._jobs[one.job_id] = one.request
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
-        """Add one `handle` call. Of a log that begins in the middle, what is about things before is left out.
+        """Add one `handle` call. In a log that begins in the middle, what refers to earlier lines is left out.
 
         Raises:
             KeyError: a work was not begun before, or a request was not submitted.
@@ -139,7 +139,7 @@ class HistoryRecorder:
                 raise
 
     def history(self) -> History:
-        """The history of all calls so far. The table of its header has all models that were served."""
+        """Return the history of all calls so far. The table of its header has all models that were served."""
         requests = (replace(past, actions=tuple(self._actions[uid])) for uid, past in self._requests.items())
         return History(
             header=replace(self._header, table=self._costs.table),
@@ -186,7 +186,7 @@ class HistoryRecorder:
             self._serve(served_table(event))
 
     def _serve(self, part: CostTable) -> None:
-        """Know what a model costs. That a removed one was served counts until another has its name."""
+        """Record the costs of a model. A removed model stays in the table until another model takes its name."""
         for pipeline in self._removed & set(part.pipelines):
             self._removed.remove(pipeline)
             if len(self._costs.table.pipelines) > 1:
@@ -302,7 +302,7 @@ class HistoryRecorder:
         )
 
     def _leave_out(self, work_id: int, job_id: int, reason: str) -> None:
-        """A work continues without a member; for the member the work is lost."""
+        """Let a work continue without a member; for the member the work is lost."""
         one = self._in_flight.get(work_id)
         if one is not None and len(one.work.job_ids) > 1 and job_id in one.work.job_ids:
             others = [other for other in one.work.job_ids if other != job_id]
@@ -324,7 +324,7 @@ class HistoryRecorder:
             )
 
     def _lose_device(self, device_id: int, lost: DeviceLost | NodeLost) -> None:
-        """Works that no device has any more are lost at once; the others end by `Broken`."""
+        """Lose the works that no device has any more; works that other devices have end by `Broken`."""
         node = self._nodes.get(device_id, 0)
         self._devices.append(
             PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=False, reason=lost.reason)

@@ -2,11 +2,11 @@
 
 The first line is the header: versions, configuration and the cost table that the controller started from. Every other
 line is one `handle` call: `{"t": now_ns, "event": {...}, "actions": [...]}`. An event or action is an object with its
-class's name under "is"; of other values the field says which class they are of. Fields that have their default are left
+class's name under "is"; the class of other values follows from their fields. Fields that have their default are left
 out. Prompts are not in the log.
 
-A log may be in *segments*. Each begins with a header, so that it can be read when those before it are gone: that of a
-later segment has its number, the costs as they are by then, the devices that are up and the requests that are open.
+A log may be in *segments*. Each begins with a header, so that it can be read when earlier ones are gone: the header of
+a later segment has its number, the costs at that time, the devices that are up and the requests that are open.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
 FORMAT = 22
-"""Before format 22 nothing said what was held back for promises.
-Before format 21 nothing said by when nine of ten are done.
+"""Number of the format. Before format 22 no start or stop was recorded as held back for promises.
+Before format 21 no accept had the time by which nine of ten are done.
 Before format 20 no node was silent.
 Before format 19 logs had no segments, and their lines had all fields, and the class of each value.
 Before format 18 nothing was measured while requests were served.
@@ -70,7 +70,7 @@ class Entry:
 class Header:
     """The first line of a log, or of one of its segments.
 
-    `devices` are up and `open` requests are open where a later segment begins; none where a log does. If it
+    `devices` are up and `open` requests are open where a later segment begins; both are empty where a log begins. If it
     `is_simulated`, a simulation wrote the log, else a server.
     """
 
@@ -84,7 +84,7 @@ class Header:
 
     @property
     def is_continued(self) -> bool:
-        """Whether there was something before, which a reader of this log does not know."""
+        """True if the log has an earlier part, which its reader does not know."""
         return self.segment > 1
 
 
@@ -106,7 +106,7 @@ def header_line(
     *,
     is_simulated: bool = False,
 ) -> str:
-    """The header of a log; for a later segment, that with the `state` of the log so far."""
+    """Return the header of a log; for a later segment, that with the `state` of the log so far."""
     document = {"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table_json(table)}
     if state is not None:
         document |= {"segment": segment, "devices": state.devices, "open": state.open}
@@ -120,14 +120,14 @@ def entry_line(event: Event, actions: tuple[Action, ...], now_ns: int) -> str:
 
 
 def ignore(_text: str) -> None:
-    """Take no notice of a warning."""
+    """Ignore a warning."""
 
 
 def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[Header, Iterator[Entry]]:
     """Split a log, of one or more segments in order, into the header of the first and all entries.
 
-    `warn` is told what is left out: what is unknown in a header, and the last line if it was cut off while it was
-    written. Raises BadLog, for later lines while iterating.
+    `warn` gets a text about what is left out: what is unknown in a header, and the last line if it was cut off while it
+    was written. Raises BadLog, for later lines while iterating.
     """
     iterator = iter(lines)
     header = _header(_load(next(iterator, ""), 1), 1, warn)
@@ -135,7 +135,7 @@ def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tupl
 
 
 def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) -> Header:
-    """Raises BadLog."""
+    """Return the header in a document. Raises BadLog."""
     if "tilework_log" not in document:
         raise BadLog(f"line {line} is not the header of a log; give a file that `tilework serve --log` wrote")
     if document["tilework_log"] != FORMAT:
@@ -163,7 +163,7 @@ def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) ->
 
 
 def _config(document: dict[str, Any], unknown: _Unknown) -> ControllerConfig:
-    """The configuration, without fields of other versions."""
+    """Return the configuration, without fields of other versions."""
     known = _field_names(ControllerConfig)
     if not isinstance(document, dict):
         raise TypeError(f"config is {document!r}")
@@ -174,7 +174,7 @@ def _config(document: dict[str, Any], unknown: _Unknown) -> ControllerConfig:
 
 @dataclass(slots=True)
 class _Unknown:
-    """What is left out of a line, since this version does not know it."""
+    """Parts of a line that are left out, since this version does not know them."""
 
     texts: list[str] = field(default_factory=list)
 
@@ -182,7 +182,7 @@ class _Unknown:
         self.texts.append(f"cost_table.{error}")
 
     def tell(self, place: str, warn: Callable[[str], None]) -> None:
-        """Warn once, whatever their number."""
+        """Warn once, whatever the number of texts."""
         if self.texts:
             more = f" (and {len(self.texts) - 1} more)" if len(self.texts) > 1 else ""
             warn(f"{place} is read without what is unknown in it: {self.texts[0]}{more}")
@@ -248,8 +248,8 @@ def replay(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[
 
 
 class _Stages:
-    """The stages of a log's pipelines, by what a line calls them: "flux/encode", "flux/encode[anime=0.8]", or, with a
-    cache, "flux/diffuse{patch=0.01}".
+    """The stages of a log's pipelines, by their texts in its lines.
+    Examples are "flux/encode", "flux/encode[anime=0.8]", or, with a cache, "flux/diffuse{patch=0.01}".
     """
 
     def __init__(self, table: CostTable) -> None:
@@ -262,7 +262,7 @@ class _Stages:
         self._by_text |= {str(stage): stage for one in pipelines for stage in table.graph(one).stages}
 
     def __getitem__(self, text: str) -> Stage:
-        """Raises KeyError, ValueError."""
+        """Return the stage with this text. Raises KeyError, ValueError."""
         if text not in self._by_text:
             used, _, cache = text.removesuffix("}").rpartition("{") if text.endswith("}") else (text, "", "")
             plain = self._used(used)
@@ -270,7 +270,7 @@ class _Stages:
         return self._by_text[text]
 
     def _used(self, text: str) -> Stage:
-        """A stage without a cache."""
+        """Return a stage without a cache."""
         if text not in self._by_text:
             plain, _, loras = text.removesuffix("]").rpartition("[")
             self._by_text[text] = replace(self._by_text[plain], loras=tuple(map(UsedLora.parse, loras.split(","))))
@@ -294,7 +294,7 @@ def _entry(document: dict[str, Any], text: str, line: int, stages: _Stages, warn
 
 
 def served_table(event: ModelServed, place: str = "", warn: Callable[[str], None] = ignore) -> CostTable:
-    """The costs of a model that is served from now on, without what is unknown in them. Raises BadCostTable."""
+    """Return the costs of a model that is served from now on, without unknown parts. Raises BadCostTable."""
     unknown = _Unknown()
     table = parse_table(json.loads(event.costs), unknown.table)
     unknown.tell(place, warn)
@@ -318,7 +318,7 @@ _ACTIONS: dict[str, type] = {action.__name__: action for action in get_args(Acti
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON does not know, as one that it knows; sets are sorted, so that equal values give equal text."""
+    """Return a value that JSON knows for one that it does not; sets are sorted, so equal values give equal text."""
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, Stage):
@@ -327,7 +327,7 @@ def _plain(value: Any) -> Any:
 
 
 def _given(value: Any) -> dict[str, Any]:
-    """The fields of a value that do not have their default."""
+    """Return the fields of a value that do not have their default."""
     given = {}
     cls: Any = type(value)
     for name, default in _defaults(cls):
@@ -346,7 +346,7 @@ _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circul
 
 
 def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
-    """The inverse of `_plain` for a value annotated as `cls`. Raises KeyError, TypeError or ValueError."""
+    """Undo `_plain` for a value annotated as `cls`. Raises KeyError, TypeError or ValueError."""
     if cls is Stage:
         return stages[plain]
     origin, arguments = get_origin(cls), get_args(cls)
@@ -379,7 +379,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 @cache
 def _defaults(cls: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a class, each with its default, or MISSING."""
+    """Return the fields of a class, each with its default, or MISSING."""
     return tuple(
         (one.name, one.default if one.default_factory is MISSING else one.default_factory())
         for one in fields(cls)

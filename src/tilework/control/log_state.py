@@ -1,4 +1,4 @@
-"""What a log's reader must know where the log begins in the middle: devices that are up, and requests that are open."""
+"""State of a log where one of its segments begins: devices that are up, and requests that are open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OpenRequest:
 
 
 class LogState:
-    """Follows a log: what is up and open after the calls so far."""
+    """Follows a log, and has the devices that are up and the requests that are open after the calls so far."""
 
     def __init__(self) -> None:
         self._devices: dict[int, LoggedDevice] = {}

@@ -14,10 +14,10 @@ from tilework.cost.table import CostTable
 
 
 def profiled_table(history: History) -> CostTable:
-    """The cost table that a run measured: median seconds per stage, batch and degree.
+    """Return the cost table that a run measured: median seconds per stage, batch and degree.
 
     Requests without guidance do not count, nor works with LoRAs or a cache. Stages and batches that did not run keep
-    their rows of the table that the run started from, and so do sources that nothing was loaded from.
+    their rows of the table that the run started from; sources without loads keep their speeds.
     """
     requests = {past.job_id: past.request for past in history.requests}
     seconds: dict[tuple[str, str, Batch, int], list[float]] = {}
@@ -39,7 +39,7 @@ def profiled_table(history: History) -> CostTable:
 
 
 def _load_speeds(history: History) -> dict[LoadSource, float]:
-    """The bytes per second of all loads from a source together."""
+    """Return the bytes per second of all loads from a source together, by source."""
     speeds: dict[LoadSource, float] = {}
     for source in {past.load.source for past in history.loads}:
         loads = [past for past in history.loads if past.load.source is source]
@@ -49,13 +49,13 @@ def _load_speeds(history: History) -> dict[LoadSource, float]:
 
 
 def _profiled(row: CostRow) -> tuple[str, str, int, tuple[ShapeKey, ...] | int]:
-    """The key of a row in a table; rows with equal keys would be averaged."""
+    """Return the key of a row in a table; rows with equal keys would be averaged."""
     members = batch_key(row.shapes) if row.batch != 1 else row.shape.pixels
     return row.pipeline, row.stage, row.degree, members
 
 
 def dispatch_ns(history: History) -> dict[int, int]:
-    """Mean gap between a work and the last of the works after which it was queued, by degree.
+    """Return the mean gap between a work and the last of the works after which it was queued, by degree.
 
     The largest hundredth of each degree's gaps is left out, since the machine may have been busy otherwise. Degrees
     without queued works are not listed.
@@ -70,5 +70,5 @@ def dispatch_ns(history: History) -> dict[int, int]:
 
 
 def _trimmed_mean(values: list[int]) -> float:
-    """The mean of all but the largest hundredth; of fewer than a hundred values, of all."""
+    """Return the mean of all but the largest hundredth; of fewer than a hundred values, of all."""
     return fmean(sorted(values)[: len(values) - len(values) // 100])

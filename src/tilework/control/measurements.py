@@ -1,4 +1,4 @@
-"""Devices for measurements of models that are added: when one is given which of them.
+"""Devices for measurements of models that are added: which devices a measurement gets, and when.
 
 A measurement is predicted to take twice as long as the longest so far. Rejected: devices that leave and join again,
 since promises would be planned as if they never came back.
@@ -19,11 +19,11 @@ from tilework.core.time import NS_PER_S
 from tilework.core.work import Group
 
 PATIENCE_NS = 5 * NS_PER_S
-"""For so long a measurement waits for devices that the policy leaves idle; then it takes those that are free first."""
+"""Time for which a measurement waits for idle devices; then it takes those that will be free first."""
 _MOST_CHOICES = 8
 
 _Rank = tuple[int, int]
-"""Orders devices for a measurement: when they are free, and how many bytes of weights they would lose."""
+"""Order of devices for a measurement: when they are free, and how many bytes of weights they would lose."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class _Measurement:
 class Measurements:
     """Lets one measurement at a time take devices as a work does, so that policy, guard and admission count it as one.
 
-    It takes devices that are idle after the policy has started what it would. If there are none for `PATIENCE_NS`, it
-    takes those that are free first, after their works. These get no further works, and it begins when all of them are
-    idle: nothing that was sent to them before is in its way then.
+    It takes devices that are idle after the policy has made its starts. If there are none for `PATIENCE_NS`, it takes
+    those that are free first, after their works. These devices get no further works, and the measurement begins when
+    all of them are idle: no earlier message to them is then in its way.
     """
 
     def __init__(self, tracker: Tracker, components: Components) -> None:
@@ -54,7 +54,7 @@ class Measurements:
         self._current = _Measurement(asked=asked, since_ns=now_ns)
 
     def end(self, measurement_id: int) -> None:
-        """Free the devices of a measurement, or do not wait for any."""
+        """Free the devices of a measurement, or stop waiting for some."""
         current = self._current
         assert current is not None
         assert current.asked.measurement_id == measurement_id, f"measurement {measurement_id} is not open"
@@ -63,12 +63,12 @@ class Measurements:
 
     @property
     def asked(self) -> MeasurementAsked:
-        """The measurement that is open."""
+        """Request for the measurement that is open."""
         assert self._current is not None
         return self._current.asked
 
     def choices(self, now_ns: int) -> Sequence[Group]:
-        """The groups that a measurement which waits for devices may take now, the best one first."""
+        """Return the groups that a measurement which waits for devices may take now, the best one first."""
         current = self._current
         if current is None or current.has_begun:
             return ()
@@ -86,7 +86,7 @@ class Measurements:
         return [group for _, group in sorted(group for pool in ranked for group in self._groups(pool))][:_MOST_CHOICES]
 
     def _groups(self, pool: Sequence[tuple[_Rank, int]]) -> list[tuple[_Rank, Group]]:
-        """Each of the ranked devices of a pool alone, or the first of them together."""
+        """Return each of the ranked devices of a pool alone, or the first `degree` of them together."""
         if self.asked.degree == 1:
             return [(rank, (device_id,)) for rank, device_id in pool]
         first = pool[: self.asked.degree]
@@ -99,7 +99,7 @@ class Measurements:
         return device.free_ns, num_bytes(lost)
 
     def _is_there(self, devices: Group) -> bool:
-        """Whether devices get works, and lie in one pool."""
+        """Return whether devices get works, and lie in one pool."""
         found = [self._tracker.device(device_id) for device_id in devices]
         return len({None if one is None else one.pool for one in found}) == 1 and None not in found
 
@@ -123,7 +123,7 @@ class Measurements:
         return [*(action for actions in drops for action in actions), Measure(asked.measurement_id, devices)]
 
     def wake_ns(self, now_ns: int) -> int | None:
-        """When a measurement takes devices that are not idle; None if none waits for that."""
+        """Return when a measurement takes devices that are not idle; None if none waits for that."""
         current = self._current
         if current is None or current.occupied is not None:
             return None

@@ -15,7 +15,7 @@ from tilework.cost.table_costs import TableCosts
 
 
 class MemoryShortage:
-    """Records in the costs what did not fit, and retries the jobs within these limits."""
+    """Records in the costs which works did not fit, and retries the jobs within these limits."""
 
     def __init__(
         self, policy: Policy, costs: TableCosts, tracker: Tracker, guard: ReservationGuard, recovery: Recovery
@@ -29,10 +29,10 @@ class MemoryShortage:
     def out_of_memory(self, work: Work, steps_done: int, reason: str, now_ns: int) -> list[Action]:
         """End a work that did not fit, and retry its jobs.
 
-        It does not count as a failure of its jobs, unless the costs knew before that it would not fit. If a job of it
-        has ended meanwhile, it is unknown what did not fit. A job that would fit only on more devices than are up is
-        parked until they are up, or until the costs forget the limit. A sliceable stage of an
-        exact job is tried again as a whole.
+        It does not count as a failure of its jobs, unless the costs already knew that it would not fit. If one of its
+        jobs has ended meanwhile, it is unknown what did not fit. A job that would fit only on more devices than are up
+        is parked until they are up, or until the costs forget the limit. A sliceable stage of an exact job is tried
+        again as a whole.
         """
         actions: list[Action] = []
         jobs = self._tracker.end_work(work, steps_done)
@@ -51,10 +51,10 @@ class MemoryShortage:
         return actions
 
     def _lacks_devices(self, job: Job) -> bool:
-        """Whether the steps of a job fit only on more devices of a node than are up now, but were up before.
+        """Return whether the steps of a job fit only on more devices of a node than are up now, but were up before.
 
-        False if the steps may fit on the devices that are up. Then another stage did not fit, and no limit on steps
-        would be forgotten that could unpark the job.
+        False if the steps may fit on the devices that are up. Then another stage did not fit, and the job must not be
+        parked: no limit on steps would be forgotten that could unpark it.
         """
         pipeline = job.request.pipeline
         widest_now, widest = self._tracker.widest_now(pipeline), self._tracker.widest(pipeline)

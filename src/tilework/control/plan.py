@@ -1,4 +1,4 @@
-"""The policy's plan as actions: works to start and to stop, reservations, and when to wake up."""
+"""The policy's plan as actions: works to start and to stop, reservations, and the time to wake up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilework.core.request import Status
 from tilework.core.work import Group, Plan, Preload, Start
 from tilework.cost.table_costs import TableCosts
 
-_MOST_PLANS = 3  # For one event.
+_MOST_PLANS = 3  # Plans for one event.
 
 
 class Planner:
@@ -57,8 +57,8 @@ class Planner:
     def plan(self, now_ns: int) -> list[Action]:
         """Ask the policy for a plan and commit it; returns the actions.
 
-        If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again. So it is
-        if a stop is held back.
+        If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again. It is
+        also asked again if a stop is held back.
         """
         actions = self._expiry.expire(now_ns)
         actions += self._use_slots(now_ns)
@@ -71,7 +71,7 @@ class Planner:
             stopped, is_vetoed = self._stop(plan.stops, now_ns)
             actions += stopped
             if is_vetoed and number + 1 < _MOST_PLANS:
-                continue  # What it starts may count on the devices of these.
+                continue  # The starts of the plan may count on the devices of these works.
             self._update_proof(now_ns)
             review = self._guard.review(plan.starts, self._tracker, self._costs, now_ns)
             actions += self._held_back(plan.starts, review.starts)
@@ -92,7 +92,7 @@ class Planner:
         return actions + self._wake(plan.wake_ns, *wakes_ns)
 
     def _use_slots(self, now_ns: int) -> list[Action]:
-        """Start stages on CPU slots, except where that endangers the promise of a job that comes before."""
+        """Start stages on CPU slots, except where that endangers the promise of an earlier job."""
         if not self._tracker.for_slots:
             return []
         self._update_proof(now_ns)
@@ -124,7 +124,7 @@ class Planner:
         return actions
 
     def _measure(self, now_ns: int) -> list[Action]:
-        """Give a measurement that waits its devices, those that endanger no promise; begin it when they are idle."""
+        """Give a waiting measurement devices, if that endangers no promise; begin it when they are idle."""
         groups = self._measurements.choices(now_ns)
         if groups:
             self._update_proof(now_ns)
@@ -143,7 +143,7 @@ class Planner:
     def _give_up(self, plan: Plan) -> list[Action]:
         """End the jobs that the policy cannot serve, and drop to best effort those that it cannot serve in time.
 
-        One with a spare cache gets that instead; the policy is asked again whether it is in time then.
+        A job with a spare cache gets the cache instead; then the policy is asked again whether the job is in time.
         """
         actions: list[Action] = []
         for job_id, why in plan.failures:
@@ -164,9 +164,9 @@ class Planner:
         return actions
 
     def _stop(self, job_ids: Sequence[int], now_ns: int) -> tuple[list[Action], bool]:
-        """Stop the works of jobs. Those of a promised one, of which more is left then, only if a proof remains.
+        """Stop the works of jobs; those of a promised job, which then has more work left, only if a proof remains.
 
-        Also returns whether any run on. These may not be stopped before they have made progress.
+        Also returns whether works run on instead. These may not be stopped before they have made progress.
         """
         actions: list[Action] = []
         is_vetoed = False
@@ -192,7 +192,7 @@ class Planner:
         return actions, is_vetoed
 
     def _held_back(self, wanted: Sequence[Start], made: Sequence[Start]) -> list[Action]:
-        """Say which jobs wait for promises, each once until it starts."""
+        """Record which jobs wait for promises, each once until it starts."""
         if len(made) == len(wanted):
             return []
         made_for = {job_id for start in made for job_id in start.job_ids}
@@ -219,7 +219,7 @@ class Planner:
             self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices, block.slot)
 
     def _wake(self, *wanted_ns: int | None) -> list[Action]:
-        """Ask for a wake-up at the earliest of these times, unless there will be one by then."""
+        """Ask for a wake-up at the earliest of these times, unless one is due by then."""
         at_ns = min([wanted for wanted in wanted_ns if wanted is not None], default=None)
         if at_ns is None or (self._wakes_ns and self._wakes_ns[0] <= at_ns):
             return []
@@ -228,7 +228,7 @@ class Planner:
 
     def _start(self, start: Start) -> list[Action]:
         actions: list[Action] = []
-        # Before states are moved: some models call components when they get one.
+        # This precedes the moves of states: some models call components when they get a state.
         requests = [self._tracker.jobs[job_id].request for job_id in start.job_ids]
         beside_bytes = self._costs.activation_bytes(start.stage, requests, len(start.devices))
         if self._tracker.needs_preparation(start.devices, beside_bytes):

@@ -1,4 +1,4 @@
-"""Jobs that lose a work resume from their latest state, start over, or fail. Also the end of every job."""
+"""Recovery of jobs that lose a work: they resume from their latest state, start over, or fail. Also every job's end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Recovery:
         self._max_attempts = max_attempts
 
     def devices_lost(self, event: DeviceLost | NodeLost, lost: Sequence[Work]) -> list[Action]:
-        """Retry the jobs of works that only the lost devices had, and those that have to go back.
+        """Retry the jobs of works that only the lost devices had, and the jobs whose states are lost.
 
         A job whose first work still has other devices resumes from their state: their report, `Broken`, follows.
         """
@@ -61,9 +61,9 @@ class Recovery:
         return actions
 
     def retry_error(self, job: Job, error: str) -> list[Action]:
-        """Retry a job for which the model raised an error; fail it if the model raised the same one before.
+        """Retry a job for which the model raised an error; fail it if the model raised the same error before.
 
-        A job whose work has failed shares none, so the error is not another request's.
+        A job whose work has failed shares no works, so the error is not another request's.
         """
         if job.last_error == error:
             return self.end(job, Status.FAILED, f"{error} (twice in a row)")
@@ -77,7 +77,7 @@ class Recovery:
         return [*actions, Finish(job.job_id, job.request.uid, status, reason)]
 
     def _will_break(self, work: Work, device_ids: Group) -> bool:
-        """Whether `Broken` follows the loss of these devices, some of a group."""
+        """Return whether `Broken` follows the loss of these devices, since others of the work's group remain."""
         return not set(device_ids).isdisjoint(work.devices) and work.work_id in self._tracker.works
 
     def _abandon(self, job: Job) -> list[Action]:

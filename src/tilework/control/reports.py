@@ -47,13 +47,13 @@ class Reports:
 
     @property
     def early_work_ids(self) -> set[int]:
-        """The works of the early reports."""
+        """Ids of the works of the early reports."""
         return {report.work_id for early in self._early.values() for report in early}
 
     def on_report(self, report: Report, now_ns: int) -> list[Action]:
         """Handle a report, and the early reports that waited for it.
 
-        A report on a work that is not in flight changes nothing: it is repeated, or from a device that was lost.
+        A report on a work that is not in flight changes nothing: it is repeated, or from a lost device.
         """
         work = self._tracker.works.get(report.work_id)
         if work is None:
@@ -95,7 +95,7 @@ class Reports:
                 return self._memory.out_of_memory(work, steps_done, report.why, now_ns)
 
     def _end_stopped(self, work: Work, steps_done: int) -> list[Action]:
-        """End a work that was told to stop. If more is left of a promised job than predicted, its proof is stale."""
+        """End a work that was told to stop. If a promised job has more work left than predicted, its proof is stale."""
         predicted = {job.job_id: job.stops_at for job in self._tracker.members(work)}
         jobs = self._tracker.end_work(work, steps_done)
         for job in jobs:
@@ -105,7 +105,7 @@ class Reports:
         return [] if steps_done else self._drop_unused(jobs, work)
 
     def _learn_margins(self, work: Work) -> None:
-        """Let the margins of promises follow how late a work is."""
+        """Let the margins of promises follow the lateness of a work."""
         overrun = self._tracker.overrun(work)
         if overrun is not None:
             self._margins.learn(work.devices, overrun.by_ns, overrun.predicted_ns)
@@ -131,10 +131,10 @@ class Reports:
         self._costs.observe(work.stage, requests, len(work.devices), work.num_steps, run_ns)
         shapes = [request.shape for request in requests]
         if self._costs.observe_memory(work, shapes, fitted=True, now_ns=now_ns):
-            self._tracker.unpark()  # The memory limit that parked them may be gone.
+            self._tracker.unpark()  # The memory limit that parked jobs may be gone.
 
     def _drop_unused(self, jobs: Sequence[Job], work: Work) -> list[Action]:
-        """Drop a revoked work's jobs from those of its devices where nothing of them has run.
+        """Drop a revoked work's jobs from those of its devices on which none of their works has run.
 
         Their state may not have arrived there.
         """

@@ -9,11 +9,11 @@ from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.core.work import Start
 
-_MOST_WORKS = 2  # Of a slot: the running one, and the next, so that it does not idle between them.
+_MOST_WORKS = 2  # Works of a slot: the running one, and the next, so that the slot does not idle between them.
 
 
 def slot_starts(tracker: Tracker) -> Iterator[Start]:
-    """The next start on a CPU slot, as long as a job waits for one and a slot has room.
+    """Yield the next start on a CPU slot, as long as a job waits for one and a slot has room.
 
     Jobs whose deadline is promised come first, by deadline; the others in the policy's order. Of slots that are free at
     the same time, one on the node that has the job's state is taken. The caller commits each start before it asks for
@@ -31,7 +31,7 @@ def slot_starts(tracker: Tracker) -> Iterator[Start]:
 
 
 def _order(job: Job) -> tuple[bool, int]:
-    """Sorting is stable, so jobs that are not promised keep their order."""
+    """Return the key of the order. Sorting is stable, so jobs that are not promised keep their order."""
     return (True, 0) if job.promised is None else (False, job.promised.due_ns)
 
 

@@ -37,10 +37,10 @@ class Watchdog:
     ended. Time is counted in ticks, never by a clock: while a machine is suspended, or the driver is blocked, no work
     becomes suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
 
-    A measurement is no work: what measures has limits of its own.
+    A measurement is no work: it has its own limits.
 
-    A load before a work is a part of that work. Nothing waits for another, but it would never free its device of it. It
-    makes no progress while the device has works.
+    A load before a work is a part of that work. A load ahead of need delays no work, but a stuck one would never free
+    its device. It makes no progress while the device has works.
     """
 
     def __init__(self, tracker: Tracker, costs: CostModel, config: WatchdogConfig) -> None:
@@ -48,15 +48,15 @@ class Watchdog:
         self._costs = costs
         self._config = config
         self._quiet: dict[int, _Quiet] = {}
-        self._quiet_loads: dict[tuple[int, int], _Quiet] = {}  # For no work, by device and its first load.
+        self._quiet_loads: dict[tuple[int, int], _Quiet] = {}  # Loads ahead of need, by device and its first load.
 
     def on_progress(self, work_id: int) -> None:
-        """A step of this work has ended."""
+        """Record that a step of this work has ended."""
         if quiet := self._quiet.get(work_id):
             quiet.ticks = -1
 
     def check(self) -> list[Work]:
-        """The works without progress for longer than their limit, each again after every further limit.
+        """Return the works without progress for longer than their limit, each again after every further limit.
 
         To be called once per tick.
         """
@@ -67,7 +67,7 @@ class Watchdog:
         return [work for work in running if self._is_stuck(self._quiet[work.work_id])]
 
     def check_loads(self) -> list[tuple[int, int]]:
-        """The devices without works whose next load takes longer than its limit, each with the limit in nanoseconds.
+        """Return the devices without works whose next load takes longer than its limit, each with the limit in ns.
 
         To be called once per tick.
         """
@@ -80,7 +80,7 @@ class Watchdog:
         return [(key[0], quiet.limit_ns) for key, quiet in self._quiet_loads.items() if self._is_stuck(quiet)]
 
     def limit_ns(self, work: Work) -> int:
-        """How long a work may make no progress, which includes loads before it.
+        """Return how long a work may make no progress, which includes loads before it.
 
         `least_ns` if all its jobs have ended, so that nothing is predicted.
         """
@@ -91,7 +91,7 @@ class Watchdog:
         return max(self._config.least_ns, self._config.factor * max(step_ns, load_ns))
 
     def _running(self) -> list[Work]:
-        """The works that should run."""
+        """Return the works that should run."""
         heads = {device.works[0].work_id: device.works[0] for device in self._tracker.up.values() if device.works}
         return [work for work in heads.values() if self._should_run(work)]
 

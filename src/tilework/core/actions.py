@@ -17,8 +17,8 @@ from tilework.core.work import Group, NewPlacement, Work
 class Accept:
     """Tell the client that its request is accepted, and when it is expected to be done.
 
-    Nine of ten such requests are done by `eta_p90_ns`. With `uses_cache` it has its spare cache from the start: it
-    would be late without.
+    Nine of ten such requests are done by `eta_p90_ns`. With `uses_cache` the job uses its spare cache from the start:
+    it would be late without it.
     """
 
     job_id: int
@@ -29,7 +29,7 @@ class Accept:
     uses_cache: bool = False
 
     def accepted(self, request: Request) -> Request:
-        """The request as it is accepted."""
+        """Return the request as it is accepted."""
         return request.with_spare_cache if self.uses_cache else request
 
 
@@ -37,8 +37,8 @@ class Accept:
 class Reject:
     """Refuse the request. Admission answers with it, and the client is told.
 
-    `earliest_ns` is the earliest deadline that could be met, if there is one. `retry_ns` is how long it is predicted to
-    take until the same request can be accepted; None where waiting does not help, or nothing is predicted.
+    `earliest_ns` is the earliest deadline that could be met, if there is one. `retry_ns` is the predicted time until
+    the same request can be accepted; None where waiting does not help, or nothing is predicted.
     """
 
     uid: str
@@ -58,9 +58,9 @@ class DropToBestEffort:
 
 @dataclass(frozen=True, slots=True)
 class HoldBack:
-    """Record that what the policy wanted for a job, a start or a stop, is not done, since a promise would be at risk.
+    """Record that a start or a stop, which the policy wanted for a job, is held back: it would put a promise at risk.
 
-    Said once of a job until a work of it starts or one has made progress, however often the policy asks.
+    Sent once per job until one of its works starts or makes progress, however often the policy asks.
     """
 
     job_id: int
@@ -69,7 +69,7 @@ class HoldBack:
 
 @dataclass(frozen=True, slots=True)
 class UseCache:
-    """Let the steps of a job that follow its committed works use its spare cache: it would be late without."""
+    """Let the steps of a job that follow its committed works use its spare cache: the job would be late without it."""
 
     job_id: int
     uid: str
@@ -116,11 +116,12 @@ class LoadComponents:
     """Load components onto a device, after the works that it has: the next work, of this stage, needs them.
 
     If `is_ahead`, no work waits for them yet. Works that do not need them do not wait: the load is paused while they
-    run. What is dropped before it is there is never loaded.
+    run. A component that is dropped before it is loaded is never loaded.
 
-    `components` are their digests. The device reads them from `source`, or from the next best that has them. It waits
-    for those that its host is reading (`ReadComponents`). What it reads from the disk its host keeps; for want of room,
-    the host forgets `forgets` first, in this order.
+    `components` are their digests. The device reads them from `source`, or from the next best source that has them. It
+    waits for those that its host is reading (`ReadComponents`). The host keeps what the device reads from the disk; if
+    it lacks room, it forgets `forgets` first, in this order.
+
     Answered by `ComponentsLoaded`. A device that cannot load them is lost.
     """
 
@@ -136,7 +137,7 @@ class LoadComponents:
 
 @dataclass(frozen=True, slots=True)
 class DropComponents:
-    """Free the memory of components on a device, after the works that it has: what comes next needs the room."""
+    """Free the memory of components on a device, after its works: later works or loads need the room."""
 
     device_id: int
     components: tuple[str, ...]
@@ -153,8 +154,8 @@ class Place:
 class ReadComponents:
     """Let the host of a node read components, by digest, from the disk, while its devices do other things.
 
-    They are those of a stage that the node lacks. For want of room the host forgets `forgets` first, in this order.
-    Answered by `ComponentsRead`.
+    The components are those of a stage that the node lacks. If the host lacks room, it forgets `forgets` first, in this
+    order. Answered by `ComponentsRead`.
     """
 
     read_id: int
@@ -167,7 +168,7 @@ class ReadComponents:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Begin the measurement that was asked for, on these devices, which have no works. Later works wait for its end.
+    """Begin the measurement that was asked for on these devices, which have no works. Later works wait for its end.
 
     Answered by `MeasurementEnded`.
     """
@@ -194,7 +195,7 @@ class WakeAt:
 
 
 def jobs_of(action: Action) -> tuple[int, ...]:
-    """The jobs that an action is about."""
+    """Return the ids of the jobs that an action is about."""
     match action:
         case RunWork(work):
             return work.job_ids

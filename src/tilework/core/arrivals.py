@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Gaps(Protocol):
-    """The method of `random.Random` that is used here. The caller passes the generator in."""
+    """The one method of `random.Random` that is used here. The caller passes the generator in."""
 
     def expovariate(self, lambd: float, /) -> float: ...
 
@@ -30,7 +30,7 @@ def varying_s(rate_per_s: float, profile: Sequence[float], period_s: float, rng:
     """Endless Poisson arrivals at a rate that follows `profile` once per period and is `rate_per_s` on average.
 
     The profile holds relative rates, each for an equal part of the period; not all are 0. The same seed gives the same
-    unit-rate process under every profile: a profile moves requests in time and draws no other ones.
+    unit-rate process under every profile: a profile only moves requests in time.
     """
     part_s = period_s / len(profile)
     due = [rate_per_s * period_s * weight / sum(profile) for weight in profile]
@@ -43,7 +43,7 @@ def varying_s(rate_per_s: float, profile: Sequence[float], period_s: float, rng:
 
 
 def first_s(arrivals_s: Iterator[float], num_requests: int | None, duration_s: float | None) -> list[float]:
-    """The first `num_requests` arrivals before `duration_s`; at least one of the two limits is given."""
+    """Return the first `num_requests` arrivals before `duration_s`; at least one of the two limits is given."""
     assert num_requests is not None or duration_s is not None
     before = arrivals_s if duration_s is None else takewhile(lambda at_s: at_s < duration_s, arrivals_s)
     return list(islice(before, num_requests))

@@ -1,4 +1,4 @@
-"""What a request may let the steps of its denoising keep from one to the next, and what came of it."""
+"""Caches that the steps of a request may use to reuse results of earlier steps, and how much each cache saved."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 
 
 class CacheKind(StrEnum):
-    """What is kept and used again where little has changed since.
+    """Kind of cache: what is kept, and used again where little has changed since.
 
-    PATCH: the outputs of each block for each patch; IMAGE: the same, for whole pictures only. The others are the
-    library's, and leave out all blocks of a step but one or none. FBCACHE (FirstBlockCache) computes the first block,
-    and adds what the others added last if that has changed little. TAYLORSEER computes the steps at a fixed interval,
-    and extrapolates the output of the blocks from these.
+    PATCH: the outputs of each block for each patch; IMAGE: the same, for whole images only. The other kinds are the
+    library's, and leave out all blocks of a step but one or none. FBCACHE (FirstBlockCache) computes the first block;
+    if its output has changed little, it adds what the other blocks added last. TAYLORSEER computes the steps at a fixed
+    interval, and extrapolates the output of the blocks from these.
     """
 
     PATCH = "patch"
@@ -24,23 +24,24 @@ class CacheKind(StrEnum):
 
     @property
     def is_of_steps(self) -> bool:
-        """Whether it leaves out whole steps; then each request is alone on one device."""
+        """True if it leaves out whole steps; then each request runs alone on one device."""
         return self in (CacheKind.FBCACHE, CacheKind.TAYLORSEER)
 
     @property
     def setting(self) -> CacheSetting:
-        """The number that a request gives with it."""
+        """Setting whose value a request gives with this kind."""
         return SETTINGS[self]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSetting:
-    """The number of a kind of cache: a THRESHOLD, by how much something may change, or an INTERVAL in steps.
+    """The setting of a kind of cache: a THRESHOLD, by how much something may change, or an INTERVAL in steps.
 
-    `usual` are those that are tried to see what the kind saves, and what it does to pictures; the mildest comes first.
+    `usual` are the values that are tried to see what the kind saves, and how it changes images; the mildest first.
 
-    The threshold of PATCH and IMAGE is for the input of a block, as the mean square of the change over that of the
-    input. That of FBCACHE is for what the first block adds, as the mean absolute change over its mean absolute value.
+    The threshold of PATCH and IMAGE is for the input of a block: the mean square of the change over the mean square of
+    the input. The threshold of FBCACHE is for what the first block adds: its mean absolute change over its mean
+    absolute value.
     """
 
     name: Literal["threshold", "interval"]
@@ -52,9 +53,9 @@ class CacheSetting:
 
 IF_LATE, OFF = "if_late", "off"
 CacheName = Literal["off", "patch", "image", "fbcache", "taylorseer", "if_late"]
-"""What a request or a server may give as its cache: a kind, none, or PATCH if it would be late without."""
+"""Name that a request or a server may give as its cache: a kind, none, or PATCH only if it would be late without."""
 BLOCK_CACHES: tuple[str, ...] = (OFF, "patch", "image", IF_LATE)
-"""Without those of whole steps: those that rows of a cost table are measured for, and that workloads may name."""
+"""Names except those of caches of whole steps. Cost tables may have rows for these, and workloads may name them."""
 DEFAULT_THRESHOLD = 0.003
 MAX_THRESHOLD = 1.0
 LEAST_INTERVAL, MAX_INTERVAL = 1, 100
@@ -65,7 +66,7 @@ SETTINGS: Mapping[CacheKind, CacheSetting] = {
     CacheKind.FBCACHE: CacheSetting("threshold", 0.05, 0.0, MAX_THRESHOLD, (0.02, 0.05, 0.1, 0.2)),
     CacheKind.TAYLORSEER: CacheSetting("interval", 5, LEAST_INTERVAL, MAX_INTERVAL, (2, 3, 5, 8)),
 }
-"""The defaults of FBCACHE and TAYLORSEER are the library's."""
+"""Setting of each kind. The defaults of FBCACHE and TAYLORSEER are the library's."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,12 +78,12 @@ class CacheChoice:
 
     @property
     def threshold(self) -> float | None:
-        """None if the kind has none."""
+        """Value of the setting if it is a threshold, else None."""
         return self.value if self.kind.setting.name == "threshold" else None
 
     @property
     def interval(self) -> int | None:
-        """None if the kind has none."""
+        """Value of the setting if it is an interval, else None."""
         return int(self.value) if self.kind.setting.name == "interval" else None
 
     def __str__(self) -> str:
@@ -96,7 +97,7 @@ class CacheChoice:
 
 
 def choice_of(name: str, threshold: float) -> CacheChoice | None:
-    """The cache that one of `BLOCK_CACHES` stands for; with IF_LATE it is the one that a deadline may buy."""
+    """Return the cache that one of `BLOCK_CACHES` stands for; for IF_LATE, the one that a late request gets."""
     if name == OFF:
         return None
     return CacheChoice(CacheKind.PATCH if name == IF_LATE else CacheKind(name), threshold)
@@ -104,9 +105,9 @@ def choice_of(name: str, threshold: float) -> CacheChoice | None:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a cache did for a request: patches of blocks that were `computed` and `skipped`.
+    """Numbers of patches of blocks that a cache `computed` and `skipped` for a request.
 
-    For a cache of whole steps the picture is one patch. `off` says why it did not work throughout; empty if it did.
+    For a cache of whole steps the image is one patch. `off` says why the cache did not work throughout, if so.
     """
 
     computed: int = 0
@@ -118,5 +119,5 @@ class CacheUse:
 
     @property
     def saving(self) -> float:
-        """The part of the patches that was skipped, 0 to 1."""
+        """Part of the patches that was skipped, 0 to 1."""
         return self.skipped / max(self.computed + self.skipped, 1)

@@ -1,4 +1,4 @@
-"""How much of a request is serialized, and the interface that keeps it beyond the life of the server."""
+"""The serialized states of a request, and the interface that keeps them beyond the life of the server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tilework.core.wire.blobs import SavedState, StateBlob
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The latest state of each stage that a request has begun, in their order; empty if nothing is kept."""
+    """The latest state of each stage that a request has begun, in the order of the stages; empty if nothing is kept."""
 
     states: tuple[SavedState, ...] = ()
 
     @property
     def position(self) -> int:
-        """Where the request can be resumed."""
+        """Position at which the request can be resumed."""
         return self.states[-1].position if self.states else 0
 
     @property
@@ -25,7 +25,7 @@ class Checkpoint:
         return tuple(state.blob for state in self.states)
 
     def among(self, there: Collection[StateBlob]) -> Checkpoint:
-        """The part of this checkpoint that is still usable if only these blobs exist."""
+        """Return the part of this checkpoint that is still usable if only these blobs exist."""
         for count, state in enumerate(self.states):
             if state.blob not in there:
                 return Checkpoint(self.states[:count])
@@ -36,4 +36,4 @@ class CheckpointKeeper(Protocol):
     """Records every blob from which a request could be resumed. Its methods must neither wait nor raise."""
 
     def keep(self, uid: str, state: SavedState) -> None:
-        """Record what a stage has written; what the same stage or a later one wrote before is superseded."""
+        """Record what a stage has written; it supersedes what the same stage or a later one wrote before."""

@@ -7,21 +7,21 @@ from typing import Any, Protocol
 
 SOCKETS = "sockets"
 COLLECTIVES = {SOCKETS: "cpu", "gloo": "cpu", "nccl": "cuda"}
-"""What the members of a group can talk by, and whose tensors it takes: sockets between each two of them, or one
-communicator of their node.
+"""Transports by which the members of a group exchange tensors, each with the type of device whose tensors it takes.
+SOCKETS connects each pair of members; the others are one communicator per node.
 """
 LINK_TIMEOUT_S = 40.0
-"""How long the workers of a node may take to connect, and to exchange their first messages.
+"""Longest time that the workers of a node may take to connect, and to exchange their first messages.
 
-They all begin at once, whatever they run, and with eight cards NCCL looks at the host's links for seconds. A member
-that is lost ends it sooner.
+They all begin at once, whatever they run, and with eight cards NCCL looks at the host's links for seconds. A lost
+member ends the wait sooner.
 """
 USUAL_COLLECTIVES = {"cpu": SOCKETS, "cuda": "nccl"}
-"""By device, of `core.model.DEVICES`."""
+"""Usual transport by type of device (`core.model.DEVICES`)."""
 
 
 class GroupBroken(RuntimeError):
-    """A collective failed: a member is gone, or the group was broken off. The tensors are undefined."""
+    """A collective failed: a member is gone, or the group was aborted. The tensors are undefined."""
 
 
 class Comm(Protocol):
@@ -37,10 +37,10 @@ class Comm(Protocol):
     def size(self) -> int: ...
     @property
     def has_aborted_calls(self) -> bool:
-        """Whether calls that have returned may have been aborted: what they were to receive may be wrong.
+        """True if calls that have returned may have been aborted, so that what they were to receive may be wrong.
 
-        On a GPU calls return before their messages arrive. Those that are aborted then leave their tensors undefined.
-        So what was computed counts only if this is false after the device was synchronised.
+        On a GPU calls return before their messages arrive. Aborted calls then leave their tensors undefined. So results
+        count only if this is false after the device was synchronized.
         """
 
     def all_to_all(self, output: Any, source: Any, output_splits: list[int], source_splits: list[int]) -> None:
@@ -56,9 +56,9 @@ class Comm(Protocol):
     def send(self, tensor: Any, target: int) -> None: ...
     def recv(self, tensor: Any, source: int) -> None: ...
     def among(self, ranks: Sequence[int]) -> Comm:
-        """The collectives of these ranks alone, one of which is this one; each rank's own index is its rank there.
+        """Return the collectives of these ranks alone, which include this one; a rank's index here is its rank there.
 
-        They break off with the group, and it with them.
+        Aborting one of the two aborts the other.
         """
 
     def abort(self) -> None:

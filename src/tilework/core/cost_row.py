@@ -10,7 +10,7 @@ from tilework.core.cache import CacheChoice
 from tilework.core.request import Shape
 
 Batch = tuple[Shape, ...]
-"""The shapes of the outputs that are made together; one shape for a single output."""
+"""Shapes of the outputs that are made together; one shape for a single output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,15 @@ class CostRow:
     `seconds` is the median of `num_runs` runs; with 0 runs it is predicted. With fewer than 100 runs `p99_seconds` is
     the longest of them.
     `peak_bytes` is the most memory that was in use on one device, weights included; `activation_bytes` is what the work
-    needs there beyond the weights of its stage. `state_bytes` is what must be moved of a request after this stage, or
-    between two of its steps.
+    needs there beyond the weights of its stage. `state_bytes` is the part of a request's state that must be moved after
+    this stage, or between two of its steps.
 
-    `batch` is how many outputs of this shape are made together. For a mixed batch it holds the shapes of all, by
-    pixels; height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
+    `batch` is the number of outputs of this shape that are made together. For a mixed batch it holds the shapes of all,
+    ordered by pixels; height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
 
-    `cache` is the cache that the requests have; None: none. `skipped` is the share of their patches of blocks that it
-    skips, from 0 to 1: the mean of many requests, which differ by the standard deviation `skipped_std`. `seconds` is
-    then the mean of a step over all steps of such requests.
+    `cache` is the cache that the requests have; None: none. `skipped` is the share of their patches of blocks that the
+    cache skips, from 0 to 1: the mean of many requests, whose standard deviation is `skipped_std`. `seconds` is then
+    the mean time of a step over all steps of such requests.
     """
 
     pipeline: str
@@ -51,22 +51,22 @@ class CostRow:
 
     @classmethod
     def of(cls, shapes: Sequence[Shape], **fields: Any) -> CostRow:
-        """The row of a batch of these shapes, given in any order."""
+        """Return the row of a batch of these shapes, given in any order."""
         arranged = tuple(sorted(shapes, key=lambda shape: (shape.pixels, shape)))
         last, batch = arranged[-1], arranged if len(set(arranged)) > 1 else len(arranged)
         return cls(height=last.height, width=last.width, frames=last.frames, batch=batch, **fields)
 
     @property
     def is_predicted(self) -> bool:
-        """Whether it is still to be measured: `seconds` follow from other rows, or from a run that was not warm."""
+        """True if it is still to be measured: `seconds` follow from other rows, or from a run that was not warm."""
         return self.num_runs == 0
 
     @property
     def shape(self) -> Shape:
-        """The shape of the largest output."""
+        """Shape of the largest output."""
         return Shape(self.height, self.width, self.frames)
 
     @property
     def shapes(self) -> Batch:
-        """The shapes of all outputs that are made together."""
+        """Shapes of all outputs that are made together."""
         return (self.shape,) * self.batch if isinstance(self.batch, int) else self.batch

@@ -16,7 +16,8 @@ from tilework.core.work import Group
 class Submitted:
     """A request was submitted, alone or with `others`. All of them are accepted, or none.
 
-    `positions` are where they begin on their way, if what some of them would encode is there already: 0 without any.
+    `positions` are those at which the requests begin, where outputs of their first stages exist already. Empty: all
+    begin at 0.
     """
 
     request: Request
@@ -36,9 +37,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A request was restored that had been accepted before a restart: it is accepted again without admission.
+    """A request that had been accepted before a restart is accepted again, without admission.
 
-    `position` is where its checkpoint is on its way (`core.graph.itinerary.Itinerary`): 0 if nothing was kept.
+    `position` is that of its checkpoint on its way (`core.graph.itinerary.Itinerary`): 0 if nothing was kept.
     """
 
     request: Request
@@ -55,7 +56,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class WorkFinished:
-    """A work is done with all its steps, if it has some, after `run_ns` on the device without the wait in its queue."""
+    """A work is done with all its steps, if it has some. `run_ns`: on the device, without the wait in its queue."""
 
     work_id: int
     run_ns: int
@@ -73,7 +74,7 @@ class Stopped:
 class WorkFailed:
     """A work raised an error; the states of its jobs on its devices are lost.
 
-    With `state_lost` their blobs are gone, too: the jobs start over. `by_model`: the model raised it.
+    With `state_lost` their blobs are gone, too: the jobs start over. `by_model`: the model raised the error.
     """
 
     work_id: int
@@ -84,9 +85,9 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A work of several members ran without this one, since its device lacks the member's state.
+    """A work of several members ran without this job, since the device lacks the job's state.
 
-    Precedes the work's end. With `state_lost` the member's blobs are gone, too: it starts over.
+    Precedes the work's end. With `state_lost` the job's blobs are gone, too: it starts over.
     """
 
     work_id: int
@@ -107,7 +108,7 @@ class OutOfMemory:
 
     @property
     def why(self) -> str:
-        """The reason that is shown for the work's jobs."""
+        """Reason that is shown for the work's jobs."""
         return "there was not enough memory"
 
 
@@ -123,15 +124,15 @@ class Broken:
 
     @property
     def why(self) -> str:
-        """The reason that is shown for the work's jobs."""
+        """Reason that is shown for the work's jobs."""
         return "a device of its group was lost"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined:
-    """A device is up. `components` are the digests of those that it has; `memory_bytes` limits them, None: not.
+    """A device is up. `components` are the digests of those that it has; `memory_bytes` limits them (None: no limit).
 
-    `read` are those that its host keeps copies of beside them.
+    `read` are the digests of those that its host keeps copies of beside them.
     """
 
     device_id: int
@@ -144,9 +145,9 @@ class DeviceJoined:
 
 @dataclass(frozen=True, slots=True)
 class ComponentsLoaded:
-    """A device has done what a `LoadComponents` asked for, in `run_ns` without what it did meanwhile.
+    """A device has ended a `LoadComponents`, in `run_ns` without the time that it spent on other things.
 
-    It was told to drop `dropped` before it had loaded them.
+    `dropped` are those that it was told to drop before they were loaded.
     """
 
     load_id: int
@@ -157,7 +158,7 @@ class ComponentsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class ComponentsRead:
-    """A host has done what a `ReadComponents` asked for; `is_kept`: it has the components in memory now."""
+    """A host has ended a `ReadComponents`; `is_kept`: it has the components in memory now."""
 
     read_id: int
     is_kept: bool
@@ -172,23 +173,23 @@ class DeviceLost:
 
     @property
     def why(self) -> str:
-        """The reason that is shown for the jobs that only this device worked on."""
+        """Reason that is shown for the jobs that only this device worked on."""
         return f"device {self.device_id} was lost: {self.reason}"
 
     @property
     def device_ids(self) -> Group:
-        """All devices that are down by it."""
+        """All devices that are down by this event."""
         return (self.device_id,)
 
     @property
     def positions(self) -> tuple[tuple[int, int], ...]:
-        """No state is lost with a device: see `NodeLost`."""
+        """Positions of jobs that have to go back: none, since no state is lost with a device (see `NodeLost`)."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class LinksChanged:
-    """From now on each of the accelerators `alone`, up or not, runs in no group; all others of a node may share one.
+    """The accelerators `alone`, up or not, now run in no group; all others of a node may share one.
 
     `is_linking`: some of them are being connected with others of their node, which takes seconds.
     """
@@ -211,9 +212,9 @@ class NodeCordoned:
 
 @dataclass(frozen=True, slots=True)
 class NodesSilent:
-    """From now on these nodes, and no others, have said nothing for a moment: they may be lost.
+    """Exactly these nodes have sent nothing for a moment: they may be lost.
 
-    A new promise counts on none of their devices until they speak again, which is the next such event.
+    A new promise counts on none of their devices until they send something, which the next such event reports.
     """
 
     nodes: tuple[int, ...]
@@ -234,7 +235,7 @@ class NodeLost:
 
     @property
     def why(self) -> str:
-        """The reason that is shown for the jobs that it worked on, or whose states it had."""
+        """Reason that is shown for the jobs that the node worked on, or whose states it had."""
         return f"node {self.node} was lost: {self.reason}"
 
 
@@ -267,10 +268,11 @@ class ModelRemoved:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementAsked:
-    """Devices are wanted to measure a model that is added: `degree` of one pool, for about `run_ns`.
+    """Devices are wanted to measure a model that is being added: `degree` of one pool, for about `run_ns`.
 
-    Any will do, or only `devices`. Each needs `room_bytes`, which includes the components that are loaded for it; these
-    have the `digests`. The answer is `Measure`. `MeasurementEnded` follows, before another one is asked for.
+    Any devices will do, or only `devices`. Each needs `room_bytes`, which includes the components that are loaded for
+    the measurement; these have the `digests`. The answer is `Measure`. `MeasurementEnded` follows before the next
+    measurement is asked for.
     """
 
     measurement_id: int
@@ -284,7 +286,7 @@ class MeasurementAsked:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementEnded:
-    """A measurement has ended, and left nothing on its devices; or it is not wanted any more."""
+    """A measurement has ended and left nothing on its devices, or it is not wanted any more."""
 
     measurement_id: int
 

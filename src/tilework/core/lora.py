@@ -32,7 +32,7 @@ class Lora:
     Attributes:
         changes: the names of the components whose computation it changes; stages without these do not need it.
         component: its weights, which a device must have; None where all devices always have it.
-        slowdown: how much longer a step takes with it.
+        slowdown: the factor by which a step takes longer with it.
     """
 
     changes: frozenset[str]
@@ -41,5 +41,5 @@ class Lora:
 
 
 def slowdown(loras: Iterable[Lora]) -> float:
-    """How much longer a step takes with all of these."""
+    """Return the factor by which a step takes longer with all of these."""
     return 1.0 + sum(one.slowdown - 1.0 for one in loras)

@@ -1,4 +1,4 @@
-"""The interface of packed batches, pictures of several sizes in one forward pass, and the choice of their patches."""
+"""The interface of packed batches, images of several sizes in one forward pass, and the choice of their patches."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from typing import Any, Protocol
 from tilework.core.cache import CacheUse
 
 Size = tuple[int, int]
-"""Rows and columns of a picture as it enters the denoiser: latent cells, or tokens where the denoiser takes tokens."""
+"""Rows and columns of an image as it enters the denoiser: latent cells, or tokens where the denoiser takes tokens."""
 IMAGE, TEXT = "image", "text"
-"""The sequences that attention runs over: tokens of patches, and tokens of prompts."""
+"""Names of the sequences that attention runs over: tokens of patches, and tokens of prompts."""
 
 
 class Layout(Protocol):
-    """The pictures of one batch as *patches* of one size, which are the batch dimension of the denoiser.
+    """The images of one batch as *patches* of one size, which are the batch dimension of the denoiser.
 
-    The batch has an order of its own; `split` takes and `assemble` returns pictures in the caller's order. A picture
-    that goes through the denoiser twice (guidance) is two pictures here. Tensors are torch's, typed `Any` because this
-    package does not import torch. Legend: P patches, R pictures, C channels, h and w the sides of a patch, L tokens, H
-    heads, D width of a head.
+    The batch has an order of its own; `split` takes and `assemble` returns images in the caller's order. An image that
+    goes through the denoiser twice (guidance) is two images here. Tensors are torch's, typed `Any` because this package
+    does not import torch. Legend: P patches, R images, C channels, h and w the sides of a patch, L tokens, H heads, D
+    width of a head.
     """
 
     @property
     def sizes(self) -> Sequence[Size]:
-        """The sizes of the pictures, in the caller's order."""
+        """Sizes of the images, in the caller's order."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether every picture is one patch, so that the model's own forward pass is used unchanged."""
+        """True if every image is one patch, so that the model's own forward pass is used unchanged."""
 
     @property
     def leaves_out(self) -> bool:
-        """Whether blocks may compute some patches only, so that no two passes need be alike."""
+        """True if blocks may compute only some patches, so that two passes may differ."""
 
     def arrange(self, things: Sequence[Any]) -> list[Any]:
-        """Reorder one thing per picture from the caller's order to the batch's."""
+        """Reorder a list with one entry per image from the caller's order to the batch's."""
 
     def split(self, pictures: Sequence[Any]) -> Any:
-        """Cut pictures (C, rows, columns) into patches (P, C, h, w); `sizes` may all be divided by one number."""
+        """Cut images (C, rows, columns) into patches (P, C, h, w); `sizes` may all be divided by one number."""
 
     def assemble(self, patches: Any) -> list[Any]:
-        """Undo `split`; each picture is a copy."""
+        """Undo `split`; each image is a copy."""
 
     def per_patch(self, values: Any) -> Any:
-        """Repeat rows of pictures (R, ...), in the batch's order, to one row per patch (P, ...)."""
+        """Repeat rows of images (R, ...), in the batch's order, to one row per patch (P, ...)."""
 
     def convolve(self, convolution: Any, patches: Any) -> Any:
-        """Apply a 3x3 convolution with padding 1 to whole pictures; stride 1, or 2 if the patch's sides are even."""
+        """Apply a 3x3 convolution with padding 1 to whole images; stride 1, or 2 if the patch's sides are even."""
 
     def normalise(self, norm: Any, patches: Any) -> Any:
-        """Apply a group normalisation with the statistics of whole pictures, summed in float32; (P, C, ...)."""
+        """Apply a group normalisation with the statistics of whole images, summed in float32; (P, C, ...)."""
 
     def convolve_activated(self, convolution: Any, norm: Any, patches: Any) -> Any:
-        """`normalise`, then SiLU, then `convolve`."""
+        """Apply `normalise`, then SiLU, then `convolve`."""
 
     def attend(
         self,
@@ -66,17 +66,17 @@ class Layout(Protocol):
         queries: Mapping[str, int],
         keys: Mapping[str, int],
     ) -> Any:
-        """Attention of each picture over itself and its text; (1, H, L, D) each, for the whole batch.
+        """Let each image attend to itself and its text; (1, H, L, D) each, for the whole batch.
 
-        `queries` and `keys` say what lies in the sequences, in this order: the number of tokens of all patches
-        (IMAGE) and of all texts (TEXT), picture after picture.
+        `queries` and `keys` describe the sequences, part by part in this order: the number of tokens of all patches
+        (IMAGE) and of all texts (TEXT), image after image.
         """
 
     def run_block(self, index: int, states: Sequence[Any], run: RunBlock, has_text: bool) -> list[Any]:
-        """The outputs (P, ...) of a block of the denoiser, of which `index` is the place.
+        """Return the outputs (P, ...) of the block at place `index` of the denoiser.
 
-        `states` are its inputs (P, ...) that depend on the picture. A layout may have fewer patches computed, and
-        completes what `run` returns for these. If the block `has_text`, it runs even if no patch is computed.
+        `states` are those of its inputs (P, ...) that depend on the image. A layout may have fewer patches computed,
+        and then completes what `run` returns for these. If the block `has_text`, it runs even if no patch is computed.
         """
 
     def finish(self) -> None:
@@ -84,9 +84,9 @@ class Layout(Protocol):
 
 
 Take = Callable[[Any], Any]
-"""Takes those patches out of a tensor (P, ...) that a block computes."""
+"""Function that takes those patches out of a tensor (P, ...) that a block computes."""
 RunBlock = Callable[[Take], list[Any]]
-"""Runs a block for the patches that are taken, and returns its outputs for these."""
+"""Function that runs a block for the patches that are taken, and returns its outputs for these."""
 
 
 PredictChange = Callable[[int, Any], Any]
@@ -94,18 +94,18 @@ PredictChange = Callable[[int, Any], Any]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Reuse:
-    """What a request lets packed passes keep of it from one to the next, and what came of that.
+    """Settings by which packed passes may reuse earlier results of a request, and how much they reused.
 
-    The object is the key of what is kept: another one, of a request that was moved or begun anew, finds nothing.
+    The object is the key of what is kept. A request that was moved or begun anew has another object and finds nothing.
 
     Attributes:
-        threshold: a patch of a block is not computed if its input has changed by less than this part, as the mean
-            square of the change over that of the input; 0: each is.
-        whole: whether a picture's patches are computed all or not at all.
-        patch: the size of its patches, of which a pass has one.
-        predict: by how much the output of a block is about to change, (P), by its index and the change of its input,
-            (P): that is what the threshold is for. None: it is for the change of the input.
-        use: what came of it.
+        threshold: a patch of a block is not computed if its input has changed by less than this part: the mean square
+            of the change over the mean square of the input. 0: each patch is computed.
+        whole: True if an image's patches are computed all or not at all.
+        patch: the size of its patches; all patches of a pass have one size.
+        predict: returns by how much the output of a block is about to change, (P), from the index of the block and the
+            change of its input, (P); the threshold is then for that. None: it is for the change of the input.
+        use: the patches that were computed and skipped so far.
     """
 
     threshold: float
@@ -116,10 +116,10 @@ class Reuse:
 
 
 class Pack(Protocol):
-    """Lay out a batch of pictures of these `sizes` on the denoiser's `device`.
+    """Lay out a batch of images of these `sizes` on the denoiser's `device`.
 
-    Sides of patches are multiples of `multiple`, unless all pictures have one size. `reuses` are those of the pictures,
-    all with one size of patches, or none; equal ones follow each other, for the halves of guidance.
+    Sides of patches are multiples of `multiple`, unless all images have one size. `reuses` are those of the images, all
+    with one size of patches, or none; equal ones follow each other, for the halves of guidance.
     """
 
     def __call__(
@@ -128,9 +128,9 @@ class Pack(Protocol):
 
 
 def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -> Size:
-    """The largest patch that tiles pictures of all `sizes`, with sides that are multiples of `multiple`.
+    """Return the largest patch that tiles images of all `sizes`, with sides that are multiples of `multiple`.
 
-    Pictures of one size are patches themselves, whatever their sides. With `cap` no side is longer than that, but at
+    Images of one size are patches themselves, whatever their sides. With `cap` no side is longer than `cap`, but at
     least `multiple`: a smaller cap gives a finer choice among patches and a slower batch.
 
     Raises:
@@ -147,5 +147,5 @@ def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor that is at most `most`."""
+    """Return the largest divisor that is at most `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeGuard
 
 Within = frozenset[int] | None
-"""The accelerators that may run something, by id; None: all."""
+"""Ids of the accelerators that may run something; None: all."""
 
 
 class Pools:
-    """The accelerators of each pipeline that not all serve, and the pools that follow from it.
+    """The accelerators of each pipeline that not all of them serve, and the pools that follow from these.
 
-    A *pool* are the devices of one node that serve the same pipelines. A group lies in one pool. If all devices serve
-    all pipelines, each node is a pool, and has its number.
+    A *pool* is the devices of one node that serve the same pipelines. A group lies in one pool. If all devices serve
+    all pipelines, each node is a pool, and the pool has the node's number.
     """
 
     def __init__(self, devices: Mapping[str, Collection[int]]) -> None:
-        """`devices`: the accelerators of each pipeline that not all serve."""
+        """Take the accelerators of each pipeline that not all of them serve."""
         self._within = {pipeline: frozenset(ids) for pipeline, ids in devices.items()}
         kinds: dict[frozenset[str], int] = {frozenset(): 0}  # By the pipelines above that a device serves.
         self._kinds: dict[int, int] = {}
@@ -28,25 +28,25 @@ class Pools:
         self._num_kinds = len(kinds)
 
     def within(self, pipeline: str) -> Within:
-        """The accelerators that serve a pipeline."""
+        """Return the accelerators that serve a pipeline."""
         return self._within.get(pipeline)
 
     def serves(self, device_id: int, pipeline: str) -> bool:
-        """Whether an accelerator serves a pipeline."""
+        """Return whether an accelerator serves a pipeline."""
         return may_run(self._within.get(pipeline), device_id)
 
     def unserved(self, pipelines: Iterable[str], left: Collection[int]) -> set[str]:
-        """Those of these pipelines that none of the devices that are left serves."""
+        """Return those of these pipelines that none of the remaining devices serves."""
         return {one for one in pipelines if not any(self.serves(device_id, one) for device_id in left)}
 
     def number(self, node: int, device_id: int) -> int:
-        """The number of the pool of an accelerator of this node."""
+        """Return the number of the pool of an accelerator of this node."""
         return node * self._num_kinds + self._kinds.get(device_id, 0)
 
     def parts(self, pipeline: str, device_ids: Iterable[int]) -> list[Within]:
-        """Those of these accelerators that serve a pipeline, divided by what they serve; all in one if nothing differs.
+        """Divide those of these accelerators that serve a pipeline by what they serve; [None] if nothing differs.
 
-        The parts are pools, but for the nodes.
+        The parts are pools, except that nodes are not told apart.
         """
         if not self._kinds:
             return [None]
@@ -57,23 +57,23 @@ class Pools:
         return [frozenset(ids) for ids in parts.values()]
 
     def widest(self, pipeline: str) -> int | None:
-        """The most devices that a pool of a pipeline can have; None: no limit is known."""
+        """Return the largest number of devices that a pool of a pipeline can have; None: no limit is known."""
         within = self._within.get(pipeline)
         return None if within is None else max(Counter(self._kinds[one] for one in within).values())
 
 
 def is_devices(value: object) -> TypeGuard[list[int]]:
-    """Whether a value of a file lists devices that serve a pipeline: at least one, each once, by ids from 0."""
+    """Return whether a value of a file lists devices that serve a pipeline: at least one, each once, by ids from 0."""
     if not isinstance(value, list) or not value:
         return False
     return all(type(one) is int and one >= 0 for one in value) and len(set(value)) == len(value)
 
 
 def unknown_device(devices: Collection[int] | None, num_devices: int) -> int | None:
-    """The first of these devices that is not one of `num_devices`; None if all are."""
+    """Return the first of these devices that is not one of `num_devices`; None if all are."""
     return next((one for one in devices or () if one >= num_devices), None)
 
 
 def may_run(within: Within, device_id: int) -> bool:
-    """Whether a device is one of these."""
+    """Return whether a device is one of these."""
     return within is None or device_id in within

@@ -1,4 +1,4 @@
-"""The size of previews: pictures, or a few frames of a clip, that are shown while the request is being denoised."""
+"""The size of previews: images, or a few frames of a clip, that are shown while the request is being denoised."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from tilework.core.request import Shape
 
 PREVIEW_SIDE = 256
 DECODED_FRAMES = 17
-"""Of a clip, for its preview: whole latents in every family, as a latent is 1, 4, 8 or 16 frames behind the first."""
+"""Most frames of a clip that are decoded for its preview: whole latents in every family.
+
+A latent has 1, 4, 8 or 16 frames after the first.
+"""
 SHOWN_FRAMES = 5
-"""Those of them that a preview has at most."""
-_MULTIPLE = 16  # Pixels; whole latents in every family, as a latent is 4, 8 or 16 px wide.
+"""Most of these frames that a preview shows."""
+_MULTIPLE = 16  # Pixels; whole latents in every family, since a latent is 4, 8 or 16 px wide.
 
 
 def preview_shape(shape: Shape) -> Shape:
-    """What is decoded for the preview of a picture or clip of this `shape`, for any model family.
+    """Return the shape that is decoded for the preview of an image or clip of this `shape`, for any model family.
 
-    A picture that fits into PREVIEW_SIDE x PREVIEW_SIDE keeps its size. For a larger one the longer side becomes
-    PREVIEW_SIDE and the other side is scaled with it, rounded to a multiple of 16 and at least 16. Of a clip
-    DECODED_FRAMES frames are decoded at most, and `shown_frames` of these are shown.
+    An image that fits into PREVIEW_SIDE x PREVIEW_SIDE keeps its size. For a larger one the longer side becomes
+    PREVIEW_SIDE and the other side is scaled with it, rounded to a multiple of 16 and at least 16. Of a clip at most
+    DECODED_FRAMES frames are decoded, and `shown_frames` of these are shown.
     """
     longer, frames = max(shape.height, shape.width), min(shape.frames, DECODED_FRAMES)
     if longer <= PREVIEW_SIDE:
@@ -26,12 +29,12 @@ def preview_shape(shape: Shape) -> Shape:
 
 
 def shown_frames(num_frames: int) -> list[int]:
-    """Which of this number of frames a preview shows: the first, the last, and others spread evenly between them."""
+    """Return the indices of the frames that a preview shows: the first, the last, and others spread evenly between."""
     return spread(num_frames, SHOWN_FRAMES)
 
 
 def spread(num_items: int, most: int) -> list[int]:
-    """The indices of `most` items, or of all if they are fewer: the first, the last, and others spread evenly."""
+    """Return the indices of `most` items, or of all if they are fewer: first, last, and others spread evenly."""
     if num_items <= most:
         return list(range(num_items))
     return [round(index * (num_items - 1) / (most - 1)) for index in range(most)]

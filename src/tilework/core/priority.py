@@ -14,9 +14,9 @@ LEAST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e3
 
 
 def room(weight: float, heaviest: float) -> float:
-    """How full the queue may be for a request of this class to be accepted, as a share of the queue's bounds.
+    """Return how full the queue may be, as a share of its bounds, for a request of this class to be accepted.
 
-    The fourth root of its weight over the heaviest class's: a class of a sixteenth of the weight has half of the room.
-    The ratio itself would leave light classes almost no room, even when no other class sends requests.
+    This is the fourth root of the class's weight over the heaviest class's: a sixteenth of the weight gives half of the
+    room. The ratio itself would leave light classes almost no room, even when no other class sends requests.
     """
     return float((weight / heaviest) ** 0.25)

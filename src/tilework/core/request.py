@@ -27,7 +27,7 @@ class Shape:
         return self.height * self.width * self.frames
 
     def latent_pixels(self, frames_per_latent: int) -> float:
-        """What times and bytes grow with: the pixels of a frame, times the latent frames (see `core.graph.Graph`)."""
+        """Return the measure that times and bytes grow with: the pixels of a frame times the latent frames."""
         return latent_pixels((self.height, self.width, self.frames), frames_per_latent)
 
     def __str__(self) -> str:
@@ -45,20 +45,20 @@ class Shape:
 
 
 def latent_pixels(size: tuple[int, int, int], frames_per_latent: int) -> float:
-    """`Shape.latent_pixels` of height, width and frames."""
+    """Return `Shape.latent_pixels` of height, width and frames."""
     height, width, frames = size
     return height * width * (frames if frames_per_latent == 1 else 1 + (frames - 1) / frames_per_latent)
 
 
 class OnMiss(StrEnum):
-    """What to do with a request whose deadline cannot be met."""
+    """Treatment of a request whose deadline cannot be met."""
 
     BEST_EFFORT = "best_effort"
-    """It is served late."""
+    """Serve it late."""
     REJECT = "reject"
-    """It is refused at admission, unless its deadline can be promised."""
+    """Refuse it at admission, unless its deadline can be promised."""
     DROP = "drop"
-    """It is worthless when late: it is refused, or ends later, as soon as its deadline cannot be met."""
+    """Drop it as soon as its deadline cannot be met, at admission or later: it is worthless when late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Terms:
     """The terms on which a request is accepted and ordered among others: all images of a call have the same.
 
     Attributes:
-        on_miss: what to do if the deadline cannot be met.
+        on_miss: the treatment if the deadline cannot be met.
         tenant: the client that the request is charged to.
         priority: name of the priority class (see `core.priority`).
         weight: weight of the request, the product of its tenant's and its class's.
         tenant_weight: the tenant's factor of `weight`.
         room: how full the queue may be, from 0 to 1, for the request to be accepted.
-        promise_share: which part of what may be promised its tenant may hold, from 0 to 1.
+        promise_share: the share of all that may be promised that its tenant may hold, from 0 to 1.
     """
 
     on_miss: OnMiss = OnMiss.BEST_EFFORT
@@ -93,10 +93,10 @@ Value = TypeVar("Value")
 
 
 class Bounded(dict[Key, Value]):
-    """What is known by shapes or the like, of `most` keys: one more, and that which was set first is dropped.
+    """A dict of `most` keys, for values by shapes or the like. One more key, and the one set first is dropped.
 
-    Clients choose the shapes, so there is no end of them. If all were dropped at once, all would be computed anew
-    at once.
+    Clients choose the shapes, so their number has no bound. If all were dropped at once, all would be computed anew at
+    once.
     """
 
     __slots__ = ("most",)
@@ -111,7 +111,7 @@ class Bounded(dict[Key, Value]):
             del self[next(iter(self))]
 
     def renew(self, key: Key, value: Value) -> None:
-        """Set a value as the latest: what was not set for longest is dropped first."""
+        """Set a value as the latest, so that it is dropped last."""
         self.pop(key, None)
         self[key] = value
 
@@ -151,26 +151,26 @@ class RequestClass:
 
 @lru_cache(maxsize=MOST_KNOWN)
 def _class_of(step: StepClass, steps: int) -> RequestClass:
-    """The class with these values: nearly always one object, which a dict finds without `__eq__`."""
+    """Return the class with these values: nearly always one object, which a dict finds without `__eq__`."""
     return RequestClass(step, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Terms):
-    """One picture (or clip) to make.
+    """An image (or clip) to make.
 
     Attributes:
         deadline_ns: absolute, on the controller's clock; None means best effort.
-        guided: whether classifier-free guidance doubles each step. Cost tables describe guided steps.
+        guided: True if classifier-free guidance doubles each step. Cost tables describe guided steps.
         preview_every: a preview is decoded after every `preview_every` steps; 0 means never.
-        passes: how much longer its steps take than those that cost tables describe, since arguments add forward
-            passes to them. Such a request shares no forward pass.
-        exact: its steps run on one device without sharing a forward pass, and no stage is sliced. So its picture
-            is the stock pipeline's bit for bit, in any dtype and under any load.
+        passes: the factor by which its steps take longer than those that cost tables describe, since arguments add
+            forward passes to them. Such a request shares no forward pass.
+        exact: its steps run on one device without sharing a forward pass, and no stage is sliced. So its image is that
+            of the stock pipeline bit for bit, in any dtype and under any load.
         loras: those that it uses, by name, each once.
-        result: what it is for; a video file takes a stage more.
-        cache: that of its steps. These take less time, as the cost table says and those of others with the same cache
-            correct, and share forward passes with these alone.
+        result: the kind of result that it asks for; a video file takes one more stage.
+        cache: the cache of its steps. The cost table says how much less time they take, corrected by other requests
+            with the same cache. They share forward passes with these requests alone.
         spare_cache: the cache that it gets if it is expected to miss its deadline without. Admission decides that, and
             later the policy (see `core.actions.UseCache`).
         cost_class: its class (see `cost_key`).
@@ -210,26 +210,26 @@ class Request(Terms):
 
     @property
     def is_promise(self) -> bool:
-        """Whether it is accepted only with the promise that its deadline will be met."""
+        """True if it is accepted only with the promise that its deadline will be met."""
         return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
 
     @property
     def with_spare_cache(self) -> Request:
-        """The same, with its spare cache as that of its steps."""
+        """Same request, with its spare cache as the cache of its steps."""
         return self if self.spare_cache is None else replace(self, cache=self.spare_cache, spare_cache=None)
 
     @property
     def has_single_steps(self) -> bool:
-        """Whether each of its steps runs on one device: it is exact, or has a cache of whole steps."""
+        """True if each of its steps runs on one device: it is exact, or has a cache of whole steps."""
         return self.exact or (self.cache is not None and self.cache.kind.is_of_steps)
 
     @property
     def is_dropped_if_late(self) -> bool:
-        """Whether it ends as soon as its deadline cannot be met."""
+        """True if it ends as soon as its deadline cannot be met."""
         return self.on_miss is OnMiss.DROP and self.deadline_ns is not None
 
     def met_deadline(self, status: Status, end_ns: int) -> bool | None:
-        """Whether a request that ends so meets its deadline; one that failed or expired misses it.
+        """Return whether a request with this end meets its deadline; one that failed or expired misses it.
 
         None without a deadline, and for a request that was refused or cancelled.
         """
@@ -239,21 +239,21 @@ class Request(Terms):
 
 
 def step_key(request: Request) -> StepClass:
-    """The step class of a request."""
+    """Return the step class of a request."""
     return request.cost_class.step
 
 
 def cost_key(request: Request) -> RequestClass:
-    """The class of a request."""
+    """Return the class of a request."""
     return request.cost_class
 
 
 EXACT_NEEDS_MORE = "it is exact, so several devices cannot share its steps and no stage can be sliced"
-"""Why an exact request may need more memory than another, in words for clients."""
+"""Reason why an exact request may need more memory than another, in words for clients."""
 
 
 class RefusalCode(StrEnum):
-    """Why a request is refused."""
+    """Reason for which admission refuses a request."""
 
     DEADLINE = "deadline_unreachable"
     QUEUE = "queue_full"
@@ -266,8 +266,8 @@ class RefusalCode(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why a model does not serve a request: what it should show, a value that its call does not take, or the model, or
-    a LoRA, is not there any more.
+    """Reason for which a model does not serve a request: the content that it asks for, a value that the model's call
+    does not take, or a model or LoRA that is gone.
     """
 
     CONTENT = "content"
@@ -276,7 +276,7 @@ class Refusal(StrEnum):
 
 
 class Status(StrEnum):
-    """The status of a job. Those that are final are entered exactly once."""
+    """The status of a job. Final ones are entered exactly once."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -286,7 +286,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     REJECTED = "rejected"
     EXPIRED = "expired"
-    """Its deadline could not be met any more, and it was to be dropped then (`OnMiss.DROP`)."""
+    """Dropped, as its deadline could not be met any more (`OnMiss.DROP`)."""
 
     @property
     def is_final(self) -> bool:

@@ -1,4 +1,4 @@
-"""Shares of a whole: skewed ones, whole numbers in proportion to them, and items drawn in their proportions."""
+"""Shares of a whole: skewed shares, whole numbers in proportion to shares, and items drawn in their proportions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class Shuffles(Protocol):
-    """The method of `random.Random` that is used here. The caller passes the generator in."""
+    """The one method of `random.Random` that is used here. The caller passes the generator in."""
 
     def shuffle(self, x: list[Any], /) -> None: ...
 
@@ -29,9 +29,9 @@ def skewed(shares: Mapping[Shape, float], alpha: float = 1.0) -> dict[Shape, flo
 
 
 def apportioned(shares: Mapping[Item, float], count: int) -> dict[Item, int]:
-    """Whole numbers in the proportions of `shares`, `count` in all, each within one of its exact part.
+    """Return whole numbers in the proportions of `shares`, `count` in all, each within one of its exact part.
 
-    What rounding leaves goes to the largest remainders; of equal remainders, to the first (Hamilton's method).
+    The units that rounding leaves go to the largest remainders; of equal ones, to the first (Hamilton's method).
     """
     total = math.fsum(shares.values())
     quotas = {item: count * weight / total for item, weight in shares.items()}
@@ -43,7 +43,7 @@ def apportioned(shares: Mapping[Item, float], count: int) -> dict[Item, int]:
 
 
 def dealt(shares: Mapping[Item, float], count: int, rng: Shuffles) -> list[Item]:
-    """`count` items in the proportions of `shares`, to within one item each, in random order.
+    """Return `count` items in the proportions of `shares`, to within one item each, in random order.
 
     TetriServe draws each size independently; these proportions are the same on average and differ less between seeds.
     """

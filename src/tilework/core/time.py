@@ -22,27 +22,27 @@ def s_from_ns(nanoseconds: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """By how much reserved work must end before its deadline: a fixed part, and a share of the time until then."""
+    """Time by which reserved work must end before its deadline: a fixed part, and a share of the time until then."""
 
     fixed_ns: int
     permille: int
 
     def due_ns(self, end_ns: int, now_ns: int) -> int:
-        """The earliest deadline of a block that ends at `end_ns`."""
+        """Return the earliest deadline of a block that ends at `end_ns`."""
         return end_ns + self.fixed_ns - (-self.permille * (end_ns - now_ns)) // 1000
 
     def latest_ns(self, due_ns: int, now_ns: int) -> int:
-        """The latest end of a block with this deadline."""
+        """Return the latest end of a block with this deadline."""
         return now_ns + (due_ns - self.fixed_ns - now_ns) * 1000 // (1000 + self.permille)
 
     def latest_all_ns(self, dues_ns: Iterable[int], now_ns: int) -> list[int]:
-        """`latest_ns` of each deadline, at once: there may be thousands."""
+        """Return `latest_ns` of each deadline, at once: there may be thousands."""
         begin_ns, share = now_ns + self.fixed_ns, 1000 + self.permille
         return [now_ns + (due_ns - begin_ns) * 1000 // share for due_ns in dues_ns]
 
 
 class Margins(NamedTuple):
-    """The margin that a new promise needs, and the smaller one that the guard keeps."""
+    """The margin that a new promise needs, and the smaller margin that the guard keeps."""
 
     admission: Margin
     guard: Margin
@@ -51,4 +51,4 @@ class Margins(NamedTuple):
 START_MARGINS = Margins(
     admission=Margin(fixed_ns=80 * NS_PER_MS, permille=60), guard=Margin(fixed_ns=40 * NS_PER_MS, permille=30)
 )
-"""Those of a server that has seen too few works to know its own."""
+"""Margins of a server that has seen too few works to derive its own."""

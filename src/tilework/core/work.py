@@ -9,14 +9,14 @@ from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
 from tilework.core.graph.stage import Stage
 
 Group = tuple[int, ...]
-"""Sorted ids of devices on one node; a member's rank is its index."""
+"""Sorted ids of devices on one node; the rank of a member is its index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A work as a policy asks for it, without a number.
+    """A work as a policy asks for it, before it has an id.
 
-    `num_steps` is 1 for stages without steps. On a busy device it is queued after the device's works, so that the
+    `num_steps` is 1 for stages without steps. On a busy device the work is queued after the device's works, so that the
     device does not idle between them. A work of a batchable stage may have several jobs, the *members*, which share
     forward passes on one device; each does `num_steps` steps, from its own position. `why` is the reason in words, for
     the decision log and for the client of the job. It names no other job, which may be another tenant's. `drop_order`
@@ -33,9 +33,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preload:
-    """A load ahead of need: an idle device loads what it lacks of the components of a stage, and no job waits for it.
+    """A load ahead of need: an idle device loads the components of a stage that it lacks, and no job waits for it.
 
-    A work that is started on the device meanwhile begins when the load has ended. `drop_order` is as in `Start`.
+    A work that is started on the device meanwhile waits for the load only if it needs these components; else the load
+    is paused. `drop_order` is as in `Start`.
     """
 
     device_id: int
@@ -45,9 +46,9 @@ class Preload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAhead:
-    """A read ahead of need: the host of a node reads from the disk what it lacks of the components of a stage.
+    """A read ahead of need: the host of a node reads from the disk the components of a stage that it lacks.
 
-    The devices of the node do other things meanwhile. `forgets` go first if the host must make room.
+    The devices of the node do other things meanwhile. `forgets` are forgotten first if the host must make room.
     """
 
     node: int
@@ -57,11 +58,11 @@ class ReadAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A Start that the controller has accepted.
+    """A `Start` that the controller has accepted.
 
-    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `positions[i]` where this job is on its way
-    (`core.graph.itinerary.Itinerary`) when the work begins, and `first_steps[i]` how many steps it has made by then.
-    `after` names the works after which it is queued. A `sliced` one takes less memory and more time.
+    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `positions[i]` the position of this job on its way
+    (`core.graph.itinerary.Itinerary`) when the work begins, and `first_steps[i]` the number of steps that it has made
+    by then. `after` names the works after which it is queued. A `sliced` work takes less memory and more time.
     """
 
     work_id: int
@@ -82,7 +83,7 @@ class Work:
         return tuple(zip(self.job_ids, self.positions, strict=True))
 
     def without(self, left_out: Collection[int]) -> Work:
-        """The work without these members."""
+        """Return the work without these members."""
         if not left_out:
             return self
         kept = [index for index, job_id in enumerate(self.job_ids) if job_id not in left_out]
@@ -97,7 +98,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPlacement:
-    """Which stages devices are for: each group of devices with the name of what they hold, and why it is so now."""
+    """The stages that devices are for: each group of devices with the name of what they hold, and the reason."""
 
     groups: tuple[tuple[Group, str], ...]
     why: str
@@ -108,15 +109,15 @@ class Plan:
     """The answer of a policy; an empty plan changes nothing.
 
     `stops` names jobs whose works end at their next step boundary, or are revoked if they have not begun. The jobs may
-    be started again when these works have ended. Jobs that are not `JobView.may_stop` are ignored. Jobs that share
-    works with a stopped job are stopped with it, since their later works would begin at other steps; if one of them
-    must not stop, none stops.
+    be started again when these works have ended. A job whose `JobView.may_stop` is false is not stopped. Jobs that
+    share works with a stopped job are stopped with it, since their later works would begin at other steps; if one of
+    them must not stop, none stops.
 
     `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words. They are served
     after jobs that can, and never starve. `failures` names jobs without works that the policy has no way to serve, each
-    with the reason in words: they fail. A plan with either does nothing else, and the next one is asked for at once.
+    with the reason in words: they fail. A plan with either does nothing else, and the next plan is asked for at once.
 
-    `placement` is which stages devices are for from now on, if that has changed. It is recorded, and has no effect:
+    `placement` is the stages that devices are for from now on, if that has changed. It is recorded, and has no effect:
     starts follow it.
 
     `preloads` are done after the starts, on devices that are idle then. `reads` begin last, on hosts that do not read

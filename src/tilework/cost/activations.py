@@ -21,9 +21,9 @@ class Activations:
     requests takes those of the next lower degree; below all of them nothing is known.
 
     A measured batch takes what was measured, in any order or turned. In any other batch of n requests, each counts with
-    an n-th of a batch of its own size. How many times as much as one request such a batch takes is linear in n between
-    measured batches, in proportion to n beyond them, and constant in pixels beyond measured sizes. Without rows of
-    batches, requests take the sum of what they take alone.
+    an n-th of a batch of its own size. The ratio of such a batch to one request is linear in n between measured
+    batches, in proportion to n beyond them, and constant in pixels beyond measured sizes. Without rows of batches,
+    requests take the sum of what they take alone.
     """
 
     def __init__(self, table: CostTable) -> None:
@@ -47,11 +47,11 @@ class Activations:
         self._cached = Bounded[tuple[object, ...], int]()
 
     def __bool__(self) -> bool:
-        """Whether any is known."""
+        """Return whether any bytes are known."""
         return bool(self._known) or self._declared > 0
 
     def num_bytes(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> int:
-        """What a work on outputs of these shapes needs on each of `degree` devices."""
+        """Return the bytes that a work on outputs of these shapes needs on each of `degree` devices."""
         degrees = self._degrees.get((stage.pipeline, stage.name))
         if degrees is None:
             return stage.spec.memory_bytes
@@ -85,7 +85,7 @@ class _AtDegree:
         return round(sum(self._part(latent_pixels(size, self._frames_per_latent), len(batch)) for size in batch))
 
     def _part(self, pixels: float, number: int) -> float:
-        """The bytes of one of `number` requests of this size."""
+        """Return the bytes of one of `number` requests of this size."""
         alone = extended(self._alone, pixels)
         if number == 1:
             return alone
@@ -95,7 +95,7 @@ class _AtDegree:
         return alone * ratio / number
 
     def _measured_growth(self, rows: Sequence[tuple[CostRow, int]]) -> Mapping[int, Points]:
-        """How many times as much as one request takes, by how many requests of one size, ascending, and by pixels."""
+        """Return the ratio of a batch's bytes to one request's, by number of requests of one size and by pixels."""
         found: dict[int, list[tuple[float, float]]] = {}
         for row, size in rows:
             pixels = self._pixels(row.shape)

@@ -29,10 +29,10 @@ class Layer:
 class BatchLatencyModel:
     """A small neural network as plain numbers: it needs no library, and predicts the same wherever a log is replayed.
 
-    Its inputs are those of `inputs_of`. Its output is the logarithm of the time of a batch over the sum of the times
-    of its requests alone. Between two `layers` negative values become 0. It knows batches of up to `max_batch` requests
-    and `max_patches` patches whose sizes are among `shapes`, upright or on their side, and of which a cache skips
-    `max_skipped` at most. It was learned from `num_rows` measured batches; `error` is the mean of
+    Its inputs are those of `inputs_of`. Its output is the logarithm of the time of a batch over the sum of the times of
+    its requests alone. Between two `layers` negative values become 0. It can predict batches of up to `max_batch`
+    requests and `max_patches` patches whose sizes are among `shapes`, upright or on their side, and of which a cache
+    skips at most `max_skipped`. It was learned from `num_rows` measured batches; `error` is the mean of
     |predicted / measured - 1| over the fifth of them that was held out.
 
     Source: PatchedServe section 6.1. Unlike there, the target is relative to what the requests cost alone without a
@@ -52,9 +52,9 @@ class BatchLatencyModel:
         object.__setattr__(self, "_indices", input_indices(self.shapes))
 
     def ratio(self, batch: Sequence[ShapeKey], skipped: float = 0.0) -> float | None:
-        """The time together, if a cache skips this share of the patches, over the sum of the times alone without one.
+        """Return the time together, with this share of the patches skipped by a cache, over the sum of the times alone.
 
-        None for a batch that the model does not know.
+        The times alone are without a cache. None for a batch that the model cannot predict.
         """
         if len(batch) > self.max_batch or skipped > self.max_skipped:
             return None
@@ -108,12 +108,12 @@ class BatchLatencyModel:
 
 
 def input_indices(shapes: Sequence[Shape]) -> dict[ShapeKey, int]:
-    """The index of the input that counts each shape."""
+    """Return the index of the input that counts each shape."""
     return {(shape.height, shape.width, shape.frames): index for index, shape in enumerate(shapes)}
 
 
 def inputs_of(batch: Sequence[ShapeKey], indices: Mapping[ShapeKey, int], skipped: float = 0.0) -> list[float] | None:
-    """The number of requests of each shape, upright or on its side; of sizes; and of patches that are computed.
+    """Return the number of requests of each shape, upright or on its side; of sizes; and of computed patches.
 
     Patches are those of a packed batch, as large as its sizes allow. None if a shape has no index.
     """

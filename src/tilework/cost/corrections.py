@@ -14,9 +14,10 @@ _REMEMBERED, _FEW = 15, 3
 _FAR, _NEAR = 1.5, 1.25
 
 CorrectionKey = tuple[str, str, int, int, int, int]
-"""The key of a correction: pipeline, stage, degree, number of requests, their pixels, how many of them are guided.
+"""Key of a correction: pipeline, stage, degree, number of requests, their pixels, number of them that are guided.
 
-A shape on its side has the same key. Guidance matters for steps only."""
+A shape on its side has the same key. Guidance matters for steps only.
+"""
 
 StageKey = tuple[str, str, int]
 """Pipeline, stage and degree."""
@@ -34,10 +35,10 @@ class Corrections:
     """Exponentially weighted means of measured over expected time; each measurement has the weight `weight`.
 
     A measurement counts as at most four times what was expected, so that one outlier does not make every later request
-    look infeasible. There are many different batches, and each is rare: one that has not been measured is corrected
+    look infeasible. There are many different batches, and each is rare: a batch that has not been measured is corrected
     like the recent batches of its stage. If the median of the latest single works of a stage is off by more than half,
-    so is what is expected of its shapes and degrees that have not been measured, until it is off by less than a
-    quarter: then the table is of another machine, or was measured beside other work.
+    the times of its unmeasured shapes and degrees are corrected, too, until it is off by less than a quarter: such a
+    table is of another machine, or was measured beside other work.
 
     Of each kind `_MOST` are kept; the least recently measured one is forgotten first.
     """
@@ -50,37 +51,38 @@ class Corrections:
     _deviations: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
-        """How many entries are kept of all kinds."""
+        """Return the number of entries of all kinds."""
         return len(self._learned) + len(self._recent) + len(self._prediction_error) + len(self._ratios)
 
     def __contains__(self, key: CorrectionKey) -> bool:
-        """Whether works of this key were measured."""
+        """Return whether works of this key were measured."""
         return key in self._learned
 
     def single(self, key: CorrectionKey) -> float | None:
-        """The correction of a work of one request; None until one has been measured."""
+        """Return the correction of a work of one request; None until one has been measured."""
         return self._learned.get(key)
 
     def usual(self, pipeline: str, stage: str) -> float:
-        """The correction of works of one request that have not been measured, by others of their stage; 1 unless it is
-        among the deviations."""
+        """Return the correction of works of one request that have not been measured, from others of their stage.
+        It is 1 unless the stage is among the deviations.
+        """
         return min(_MAX_FACTOR, max(1 / _MAX_FACTOR, self._deviations.get((pipeline, stage), 1.0)))
 
     @property
     def deviations(self) -> Deviations:
-        """By the latest works of one request."""
+        """Deviations by the latest works of one request."""
         return self._deviations
 
     def batch(self, key: CorrectionKey) -> float | None:
-        """The correction of a batch; None until a batch of its stage has been measured."""
+        """Return the correction of a batch; None until a batch of its stage has been measured."""
         return self._learned.get(key, self._recent.get(key[:3]))
 
     def prediction_error(self, stage: StageKey) -> float:
-        """The recent mean of |measured / predicted - 1| of batches; 0 if none were measured."""
+        """Return the recent mean of |measured / predicted - 1| of batches; 0 if none were measured."""
         return self._prediction_error.get(stage, 0.0)
 
     def forget(self, pipeline: str) -> None:
-        """Drop what was learned of a pipeline."""
+        """Drop all corrections of a pipeline."""
         _forget(self._learned, pipeline)
         _forget(self._recent, pipeline)
         _forget(self._prediction_error, pipeline)
@@ -90,7 +92,7 @@ class Corrections:
     def observe_single(self, key: CorrectionKey, ratio: float, unknown: float = 1.0) -> bool:
         """Learn from a work of one request; returns whether its correction has changed.
 
-        `unknown` is what such a work was corrected by until one was measured.
+        `unknown` is the factor by which such a work was corrected until one was measured.
         """
         before = self._learned.get(key)
         new = self._mean(before, ratio)
@@ -107,7 +109,7 @@ class Corrections:
         return new != before
 
     def observe_batch(self, key: CorrectionKey, ratio: float) -> bool:
-        """The same for a work of several requests."""
+        """Learn from a work of several requests; returns whether a correction has changed, or the prediction error."""
         stage = key[:3]
         before, prediction_error = self.batch(key), self.prediction_error(stage)
         new = self._mean(before, ratio)
@@ -118,15 +120,16 @@ class Corrections:
         return new != before or error != prediction_error
 
     def _mean(self, old: float | None, ratio: float) -> float:
-        """The mean with one more measurement. The first counts in full, within _MAX_FACTOR."""
+        """Return the mean with one more measurement. The first counts in full, within _MAX_FACTOR."""
         expected = 1.0 if old is None else old
         clipped = min(_MAX_FACTOR * expected, max(expected / _MAX_FACTOR, ratio))
         return clipped if old is None else old + self.weight * (clipped - old)
 
 
 def deviation(ratios: Collection[float], far: float = _FAR) -> float | None:
-    """The median of these ratios of measured to expected time; None if it is not off by more than half, or by a factor
-    of `far`, or if they are too few to say it."""
+    """Return the median of these ratios of measured to expected time if it is off by more than the factor `far`.
+    None if it is not, or if there are too few ratios.
+    """
     middle = median(ratios) if len(ratios) >= _FEW else 1.0
     return None if 1 / far <= middle <= far else middle
 

@@ -12,7 +12,7 @@ EFFICIENT = 0.8
 
 
 def latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int, degree: int) -> int:
-    """The time of all stages of one request alone: those with steps at `degree`, the others at their optimal degree.
+    """Return the time of all stages of one request alone: those with steps at `degree`, others at their optimal one.
 
     Raises:
         UnknownCost: the table does not know the pipeline, or has no degree as low as this one.
@@ -26,14 +26,15 @@ def latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int, degre
 
 
 def optimal_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
-    """The time of all stages of one request alone at their optimal degrees; those with steps have one for all, the
-    least. Raises UnknownCost."""
+    """Return the time of all stages of one request alone at their optimal degrees.
+    Stages with steps have one degree for all, the lowest of theirs. Raises UnknownCost.
+    """
     degree = min(optimal_degree(costs, stage, shape) for stage in costs.graph(pipeline).stepped)
     return latency_ns(costs, pipeline, shape, steps, degree)
 
 
 def alone_ns(costs: TableCosts, request: Request, most_devices: int) -> int:
-    """The time of all stages of a request when nothing else runs, each at its optimal degree of those that there are.
+    """Return the time of all stages of a request when nothing else runs, each at its optimal available degree.
 
     Raises UnknownCost.
     """
@@ -45,13 +46,13 @@ def alone_ns(costs: TableCosts, request: Request, most_devices: int) -> int:
 
 
 def fastest_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
-    """The time of all stages of one request alone, at the degree that is fastest. Raises UnknownCost."""
+    """Return the time of all stages of one request alone, at the degree that is fastest. Raises UnknownCost."""
     degrees = costs.common_degrees(pipeline)
     return min(latency_ns(costs, pipeline, shape, steps, degree) for degree in degrees)
 
 
 def optimal_degree(costs: TableCosts, stage: Stage, shape: Shape) -> int:
-    """The highest degree k that is efficient: T(1) / (k T(k)) is at least EFFICIENT. Raises UnknownCost.
+    """Return the highest degree k that is efficient: T(1) / (k T(k)) is at least EFFICIENT. Raises UnknownCost.
 
     T(1) stands for the lowest profiled degree. Source: TridentServe §6.
     """
@@ -65,7 +66,7 @@ def _efficient(costs: TableCosts, stage: Stage, shape: Shape) -> list[int]:
 
 
 def useful_degrees(costs: TableCosts, stage: Stage, shape: Shape) -> tuple[int, ...]:
-    """The degrees that are faster than every lower one, ascending. Raises UnknownCost."""
+    """Return the degrees that are faster than every lower one, ascending. Raises UnknownCost."""
     useful: list[int] = []
     for degree in costs.degrees(stage):
         if not useful or costs.run_ns(stage, (shape,), degree) < costs.run_ns(stage, (shape,), useful[-1]):
@@ -74,7 +75,7 @@ def useful_degrees(costs: TableCosts, stage: Stage, shape: Shape) -> tuple[int, 
 
 
 def least_device_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
-    """The least device time of a request: every stage at the degree that takes the least. Raises UnknownCost."""
+    """Return the least device time of a request, each stage at its degree with the least. Raises UnknownCost."""
     return sum(
         min(k * costs.run_ns(stage, (shape,), k, num_steps) for k in costs.degrees(stage))
         for stage, num_steps in _pieces(costs, pipeline, steps)

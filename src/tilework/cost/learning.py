@@ -28,7 +28,7 @@ def can_learn() -> bool:
 
 
 def learn(rows: Iterable[CostRow], stage: Stage, seed: int = 0) -> BatchLatencyModel | None:
-    """A model learned from four fifths, chosen by `seed`, of all measured batches of a stage, with and without caches.
+    """Learn a model from four fifths, chosen by `seed`, of all measured batches of a stage, with and without caches.
 
     No outlier is dropped. None if fewer than MIN_MIXED batches are mixed, or nothing was measured alone. The result
     does not depend on the order of `rows`.
@@ -72,7 +72,7 @@ def _split(number: int, seed: int) -> tuple[list[int], list[int]]:
 
 
 def _layers(inputs: Sequence[Sequence[float]], targets: Sequence[float], seed: int) -> tuple[Layer, ...]:
-    """The layers of a network that takes the inputs as they are; training scales them to mean 0 and deviation 1."""
+    """Return the layers of a network for unscaled inputs; training scales them to mean 0 and deviation 1."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 

@@ -1,4 +1,4 @@
-"""How long components take to load, and states to move: bytes over the speed of a source or link.
+"""Time that components take to load, and states to move: bytes over the speed of a source or link.
 
 Rejected for links between nodes: probes between all pairs at the start. They measure an idle network, and the first
 fetch says it as well.
@@ -15,13 +15,13 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 
-_MOST = 4.0  # How many times longer or shorter than expected a measurement counts at most.
+_MOST = 4.0  # Largest factor by which a measurement counts as longer or shorter than expected.
 _KEPT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects two devices: it moves `num_bytes` in `seconds` + num_bytes / `bytes_per_s`."""
+    """A connection between two devices: it moves `num_bytes` in `seconds` + num_bytes / `bytes_per_s`."""
 
     bytes_per_s: float
     seconds: float = 0.0
@@ -44,13 +44,13 @@ class LoadTimes:
     _quickest: dict[frozenset[LoadSource], LoadSource] = field(default_factory=dict, init=False)
 
     def ns(self, num_bytes: int, source: LoadSource | None) -> int:
-        """How long a load takes; without a source, from the slowest."""
+        """Return how long a load takes; without a source, from the slowest."""
         if source is None:
             return max([self.ns(num_bytes, one) for one in self.bytes_per_s], default=0)
         return round(num_bytes / self.bytes_per_s[source] * self._factors.get(source, 1.0) * NS_PER_S)
 
     def quickest(self, available: frozenset[LoadSource]) -> LoadSource:
-        """The quickest of these sources; DISK if none has a speed."""
+        """Return the quickest of these sources; DISK if none has a speed."""
         found = self._quickest.get(available)
         if found is None:
             known = [source for source in LoadSource if source in available and source in self.bytes_per_s]
@@ -59,7 +59,7 @@ class LoadTimes:
         return found
 
     def learn(self, bytes_per_s: Mapping[LoadSource, float]) -> None:
-        """Use these speeds from now on, with the corrections that there are."""
+        """Use these speeds from now on, and keep the corrections."""
         self.bytes_per_s = bytes_per_s
         self._quickest.clear()
 
@@ -77,8 +77,8 @@ class LoadTimes:
 
 @dataclass(slots=True)
 class MeasuredLink:
-    """The time of moves between two nodes, as a line through those that were measured: a part for each move, and one
-    for each byte. Both are at least 0; while all moves had one size, the time is in proportion to it.
+    """Predicted time of moves between two nodes: a line through the measured ones, with a part for each move and one
+    for each byte. Both parts are at least 0; while all moves had one size, the time is in proportion to it.
 
     A weighted least squares fit: each move counts `_KEPT` times as much as the one after it, and no time counts as more
     than `_MOST` times what was expected.
@@ -103,17 +103,17 @@ class MeasuredLink:
         self._mean_ns += share * (time_ns - self._mean_ns)
 
     def move_ns(self, num_bytes: int) -> int:
-        """How long a move takes; at least one was measured."""
+        """Return how long a move takes; at least one was measured."""
         most = self._mean_ns / self._mean_bytes
         per_byte = most if not self._spread else min(most, max(0.0, self._together / self._spread))
         return round(self._mean_ns + per_byte * (num_bytes - self._mean_bytes))
 
 
 class MoveTimes:
-    """The time to move the state of a request to a device that has nothing of it.
+    """Predicted time to move the state of a request to a device that has nothing of it.
 
-    By the link of the table, or else by one that was measured; `default_ns` where there is neither, or no `state_bytes`
-    of the stages that have written the state.
+    It follows from the link of the table, or else from a measured one. It is `default_ns` where there is neither, or no
+    `state_bytes` of the stages that have written the state.
     """
 
     def __init__(self, rows: Iterable[CostRow], links: Mapping[str, Link], default_ns: int) -> None:
@@ -127,7 +127,7 @@ class MoveTimes:
     def ns(
         self, request: Request, progress: Cursor, nodes: tuple[int, int], measured: MeasuredLink | None = None
     ) -> int:
-        """How long what the next stages need of a request at this position takes from one node to another."""
+        """Return how long moving takes, of the states that the next stages of a request at this position need."""
         kind, size = "device" if nodes[0] == nodes[1] else "node", self._state_bytes(request, progress)
         link = self._links.get(kind) or measured
         return self._default_ns if link is None or size is None else link.move_ns(size)
@@ -143,5 +143,5 @@ class MoveTimes:
 
 
 def _nearest(pixels: int, points: Iterable[tuple[int, int]]) -> int:
-    """The size at the nearest number of pixels."""
+    """Return the size at the nearest number of pixels."""
     return min(points, key=lambda point: abs(point[0] - pixels))[1]

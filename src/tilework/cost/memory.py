@@ -14,14 +14,14 @@ FORGET_NS = 600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What the memory of a work depends on: how a stage, by pipeline and name, is run, and on how many pixels.
+    """Properties that the memory of a work depends on: its stage, how it is run, and on how many pixels.
 
     `shared`: by several requests.
 
     The memory of several requests together is unrelated to that of one request of as many pixels.
     """
 
-    stage: tuple[str, str, int]  # Pipeline, name, and how many LoRAs: clients choose their scales.
+    stage: tuple[str, str, int]  # Pipeline, name, and the number of LoRAs: clients choose their scales.
     pixels: int
     degree: int
     sliced: bool
@@ -33,7 +33,7 @@ class _Form:
         return _Form(key, sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1)
 
     def is_less(self, other: _Form) -> bool:
-        """Whether it takes no more memory than `other`: if this does not fit, `other` does not."""
+        """Return whether it takes no more memory than `other`: if this does not fit, `other` does not."""
         is_as_sliced = self.sliced or not other.sliced
         is_no_larger = self.pixels <= other.pixels and self.degree >= other.degree and is_as_sliced
         return (self.stage, self.shared) == (other.stage, other.shared) and is_no_larger
@@ -67,7 +67,7 @@ class MemoryLimits:
         return self._drop([other for other in self._until_ns if other.is_less(form)])
 
     def fits(self, stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool = False) -> bool:
-        """Whether no limit excludes the work. A `sliced` one takes less memory."""
+        """Return whether no limit excludes the work. A `sliced` work takes less memory."""
         form = _Form.of(stage, shapes, degree, sliced)
         return not any(other.is_less(form) for other in self._until_ns)
 
@@ -77,7 +77,7 @@ class MemoryLimits:
 
     @property
     def forgets_ns(self) -> int | None:
-        """When the oldest limit is forgotten; None if there is none."""
+        """Time at which the oldest limit is forgotten; None if there is none."""
         return min(self._until_ns.values(), default=None)
 
     def forget(self, now_ns: int) -> bool:

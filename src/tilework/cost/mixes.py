@@ -1,4 +1,4 @@
-"""What the requests of an evaluation ask for: mixes of sizes, and how they change over time."""
+"""Sizes of the requests of an evaluation: mixes of sizes, and how they change over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from tilework.core.request import Shape
 
 Mix = Mapping[Shape, float]
-"""The weight of each size; only their ratios count."""
+"""Weight of each size; only the ratios of weights count."""
 
 _BLOCK_FIELDS = ("from_min", "to_min", "rate_factor")
 _TAKEN = ("dynamic", "diurnal", "trace", *_BLOCK_FIELDS)
@@ -50,7 +50,7 @@ class Mixes:
 
     @staticmethod
     def parse(document: Mapping[str, Any]) -> Mixes:
-        """The fields `mixes`, `dynamic` and `diurnal` of a cost table. Raises BadMixes."""
+        """Read the fields `mixes`, `dynamic` and `diurnal` of a cost table. Raises BadMixes."""
         given = document.get("mixes", {})
         if not isinstance(given, Mapping):
             raise BadMixes(f"mixes is {given!r}; expected an object by name")
@@ -65,7 +65,7 @@ class Mixes:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `parse` reads, without what is empty."""
+        """Return what `parse` reads, without empty fields."""
         document: dict[str, Any] = {}
         if self.by_name:
             document["mixes"] = {

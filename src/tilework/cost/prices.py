@@ -16,7 +16,7 @@ from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import ShapeKey, batch_key
 
 Points = Sequence[tuple[float, float]]
-"""Sorted by the first number, which is pixels or a number of requests."""
+"""Pairs sorted by the first number, which is pixels or a number of requests."""
 
 _MIN_RUNS = 3
 _Key = TypeVar("_Key", float, tuple[ShapeKey, ...])
@@ -56,19 +56,19 @@ class Prices:
 
     @property
     def has_singles(self) -> bool:
-        """Whether single outputs have a price."""
+        """True if single outputs have a price."""
         return bool(self._alone)
 
     def is_profiled(self, shape: Shape) -> bool:
-        """Whether an output of exactly this number of pixels was measured alone."""
+        """Return whether an output of exactly this number of pixels was measured alone."""
         return any(pixels == self._pixels(shape) for pixels, _ in self._alone)
 
     def knows(self, shape: Shape) -> bool:
-        """Whether an output of exactly this number of pixels was measured alone at least three times."""
+        """Return whether an output of exactly this number of pixels was measured alone at least three times."""
         return self._pixels(shape) in self._known
 
     def seconds(self, shapes: Sequence[Shape]) -> float | None:
-        """The time of a single output or of a batch; None if neither it nor single outputs were measured."""
+        """Return the time of a single output or of a batch; None if neither it nor single outputs were measured."""
         if len(shapes) == 1:
             return extended(self._alone, self._pixels(shapes[0])) if self._alone else None
         batch = batch_key(shapes)
@@ -85,13 +85,13 @@ class Prices:
         return max(longest, together)
 
     def learned(self, shapes: Sequence[Shape], skipped: float) -> float | None:
-        """The time of a batch of which a cache skips this share of the patches; None if no batch model knows it."""
+        """Return the time of a batch with this share of patches skipped by a cache; None if no batch model knows it."""
         batch = batch_key(shapes)
         ratio = None if self._batch_model is None or not self._alone else self._batch_model.ratio(batch, skipped)
         return None if ratio is None else ratio * self._unmeasured(batch)[0]
 
     def _unmeasured(self, batch: tuple[ShapeKey, ...]) -> tuple[float, float, float]:
-        """The sum of the times alone; the time together, without the cost of mixing; the longest time alone."""
+        """Return the sum of the times alone; the time together, without the cost of mixing; the longest time alone."""
         counts, size = Counter(batch), len(batch)
         one_by_one = longest = saved = 0.0
         most = -math.inf
@@ -104,7 +104,7 @@ class Prices:
         return one_by_one, one_by_one - saved + most, longest
 
     def _new_terms(self, shape: ShapeKey, size: int) -> tuple[float, float]:
-        """The time of an output alone, and the time that it saves in a batch of `size`."""
+        """Return the time of an output alone, and the time that it saves in a batch of `size`."""
         pixels = latent_pixels(shape, self._frames_per_latent)
         savings = [(number, between(points, pixels)) for number, points in self._savings]
         terms = extended(self._alone, pixels), between(savings, size) if savings else 0.0
@@ -112,7 +112,7 @@ class Prices:
         return terms
 
     def _measured_mixing(self) -> tuple[float, float]:
-        """The extra time of mixes over the savings' prediction: a fixed time, and a share of the sum of times alone."""
+        """Return the extra time of mixes beyond what savings predict: a fixed time, and a share of the times alone."""
         beyond = []
         for batch, seconds in self._together.items():
             if batch[0] != batch[-1]:
@@ -121,7 +121,7 @@ class Prices:
         return _fitted(beyond)
 
     def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, Points]]:
-        """The time that each request beyond the first saves, by batch size and number of pixels."""
+        """Return the time that each request beyond the first saves, by batch size and number of pixels."""
         found: dict[int, list[tuple[float, float]]] = {}
         for row in rows:
             if isinstance(row.batch, int) and row.batch > 1:
@@ -132,7 +132,7 @@ class Prices:
 
 
 def means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
-    """The mean value of each key, ascending by key."""
+    """Return the mean value of each key, ascending by key."""
     gathered: dict[_Key, list[float]] = {}
     for key, value in pairs:
         gathered.setdefault(key, []).append(value)
@@ -140,9 +140,10 @@ def means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
 
 
 def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """The a and b for which a x + b y is closest to z, by least squares, over points (x, y, z); 0 and 0 without points.
+    """Return the a and b for which a x + b y is closest to z over points (x, y, z), by least squares.
 
     Where the points do not determine both, or one would be negative, it is left out. b may be negative if it is alone.
+    Both are 0 without points.
     """
     xx, xy, yy, xz, yz = (
         fsum(point[first] * point[second] for point in points)
@@ -157,7 +158,7 @@ def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]
 
 
 def between(points: Points, at: float) -> float:
-    """The value at `at`: linear between two points, constant beyond them."""
+    """Return the value at `at`: linear between two points, constant beyond them."""
     index = bisect_left(points, (at, 0.0))
     if index == 0 or index == len(points):
         return points[0 if index == 0 else -1][1]
@@ -165,7 +166,7 @@ def between(points: Points, at: float) -> float:
 
 
 def extended(points: Points, pixels: float) -> float:
-    """The value for `pixels`: linear between two points and beyond them, but not below half the nearest value."""
+    """Return the value for `pixels`: linear between two points and beyond, but at least half the nearest value."""
     if len(points) == 1:
         return points[0][1] * pixels / points[0][0]
     index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
@@ -177,6 +178,6 @@ def extended(points: Points, pixels: float) -> float:
 
 
 def _on_line(first: tuple[float, float], second: tuple[float, float], at: float) -> float:
-    """The value at `at` on the line through two points; at these it is exactly theirs."""
+    """Return the value at `at` on the line through two points; exact at the points themselves."""
     (x0, y0), (x1, y1) = first, second
     return y1 if at == x1 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)

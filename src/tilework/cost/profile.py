@@ -1,4 +1,4 @@
-"""One run of measuring: the conditions under which it is valid, and the measured rows."""
+"""A run that measures durations: the conditions under which they are valid, and the measured rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ProfileOrigin(StrEnum):
 class ProfileKey:
     """The conditions under which durations are valid; under any others they must be measured again.
 
-    `hardware` is one device, `threads` are those of each worker. Durations belong to the `architecture` of a model, and
-    not to its weights: `model`, the identity of the one that was measured, is for people, and makes no other key. What
-    earlier versions have measured has no architecture, and is valid for its model. `workers` is how many measured at
-    the same time on a shared resource (the memory of CPUs), 1 where each has a device of its own.
+    `hardware` is one device, `threads` are those of each worker. Durations belong to the `architecture` of a model, not
+    to its weights: `model`, the identity of the measured one, is for people, and does not make another key. Durations
+    measured by earlier versions have no architecture, and are valid for their model. `workers` is the number of workers
+    that measured at the same time on a shared resource (the memory of CPUs), 1 where each has a device of its own.
     """
 
     hardware: str
@@ -38,25 +38,25 @@ class ProfileKey:
     libraries: str
 
     def covers(self, wanted: ProfileKey) -> bool:
-        """Whether what was measured under this key is valid under the one that is wanted."""
+        """Return whether measurements under this key are valid under the wanted key."""
         if self.architecture:
             return self == wanted
         return self == replace(wanted, architecture="") and self.model == wanted.model
 
     @property
     def name(self) -> str:
-        """What people call the model: its identity without the digest."""
+        """Name of the model for people: its identity without the digest."""
         return self.model.partition("@")[0]
 
     @property
     def content(self) -> str:
-        """What the model is, wherever it lies: its identity without the name of its directory."""
+        """Content of the model, wherever it lies: its identity without the name of its directory."""
         return self.model.partition("@")[2] or self.model
 
     def table(
         self, rows: tuple[CostRow, ...], batch_models: Mapping[str, BatchLatencyModel] | None = None
     ) -> CostTable:
-        """The table of these rows, which were measured under this key."""
+        """Return the table of these rows, which were measured under this key."""
         source = f"measured: {self.model}, {self.dtype}, {self.workers} x {self.threads} threads, {self.libraries}"
         sources = {row.pipeline: source for row in rows}
         return CostTable(hardware=self.hardware, sources=sources, rows=rows, batch_models=batch_models or {})
@@ -64,10 +64,10 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One run of measuring. `created_unix_ns` is wall-clock time, `tilework` the version that measured.
+    """One run that measures durations. `created_unix_ns` is wall-clock time, `tilework` the version that measured.
 
-    What was measured is known by its key alone: the `pipeline` of its rows, a name that an operator chose, is not saved
-    with them, and may be the name of another model by now.
+    Only the key says what was measured: the `pipeline` of its rows, a name that an operator chose, is not saved with
+    them, and may be the name of another model by now.
 
     `batch_model` is learned from all batches that were known at that time; None if there were too few.
     """
@@ -81,7 +81,7 @@ class Profile:
 
 
 def best_table(profiles: Iterable[Profile], key: ProfileKey, pipeline: str) -> CostTable | None:
-    """The best rows that `profiles`, oldest first, hold under `key`, as rows of `pipeline`; None if there is no row.
+    """Return the best rows that `profiles`, oldest first, hold under `key`, as rows of `pipeline`; None without rows.
 
     For each stage, shape, degree, batch, link and cache the newest row is used. Rows of profiles come before those of
     calibrations. The newest batch model is used.

@@ -1,4 +1,4 @@
-"""The SQLite tables of the profile database: creating them, writing a profile, reading all profiles."""
+"""The SQLite tables of the profile database: creates them, writes a profile, reads all profiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 APPLICATION_ID = 0x74696C65  # "tile": marks the file as a profile database.
 SCHEMA = 8
 _WITH_NAMES = 6  # Its rows have the names that models had when they were measured.
-_WITHOUT_ARCHITECTURES = 7  # What it has was measured for a model; since then it is for an architecture.
+_WITHOUT_ARCHITECTURES = 7  # Its rows were measured for a model; later ones are for an architecture.
 
 _KEY_COLUMNS = tuple(column.name for column in fields(ProfileKey))
 _ROW_COLUMNS = tuple(column.name for column in fields(CostRow) if column.name != "pipeline")
@@ -49,9 +49,9 @@ class OtherSchema(Exception):
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables in an empty database; take the names of models out of an older one, and bring architectures in.
+    """Create the tables in an empty database; in an older one, drop the names of models and add architectures.
 
-    Of what that has, the architecture is not known (`ProfileKey.covers`).
+    The architecture of the older profiles is not known (`ProfileKey.covers`).
 
     Raises ForeignDatabase or OtherSchema if it holds something else.
     """
@@ -84,7 +84,7 @@ def insert_profile(connection: sqlite3.Connection, profile: Profile) -> None:
 
 
 def select_profiles(connection: sqlite3.Connection) -> list[Profile]:
-    """All profiles, oldest first."""
+    """Return all profiles, oldest first."""
     columns = ", ".join(("id", "origin", "tilework", "created_unix_ns", "batch_model", *_KEY_COLUMNS))
     found = connection.execute(f"SELECT {columns} FROM profiles ORDER BY created_unix_ns, id").fetchall()
     return [
@@ -107,7 +107,7 @@ def _select_rows(connection: sqlite3.Connection, profile_id: int) -> Iterator[Co
 
 
 def _row_values(row: CostRow) -> list[object]:
-    """A mixed batch is text, its shapes, separated by commas; so is a cache."""
+    """Return the values of a row. A mixed batch is text, its shapes separated by commas; so is a cache."""
     texts: dict[str, object] = {}
     if not isinstance(row.batch, int):
         texts["batch"] = ",".join(map(str, row.batch))

@@ -32,7 +32,7 @@ class Profiles:
     Any number of processes may use it at once: each call is one transaction that waits for its turn. A file that is
     damaged, or of another schema, is renamed with a warning and a new file is created: the lost rows can be measured
     again. Another program's database is left alone. All methods raise ProfilesUnavailable, also if another user may
-    write to the file: a table that is wrong makes a server promise what it cannot keep.
+    write to the file: a wrong table makes a server promise what it cannot keep.
 
     It uses the rollback journal instead of WAL: home directories may be on network file systems, where WAL does not
     work, and a server writes here once.
@@ -45,11 +45,11 @@ class Profiles:
         self._use(lambda connection: insert_profile(connection, profile))
 
     def latest(self, key: ProfileKey, pipeline: str) -> CostTable | None:
-        """The best table for `key`, as one of `pipeline` (see `best_table`); None if there is no row."""
+        """Return the best table for `key`, as one of `pipeline` (see `best_table`); None if there is no row."""
         return best_table(self.entries(), key, pipeline)
 
     def entries(self) -> tuple[Profile, ...]:
-        """All saved profiles, oldest first."""
+        """Return all saved profiles, oldest first."""
         return tuple(self._use(select_profiles)) if self.path.exists() else ()
 
     def _use(self, work: Callable[[sqlite3.Connection], _T]) -> _T:

@@ -20,12 +20,12 @@ _Known = TypeVar("_Known", int, float)
 
 
 def row_key(row: CostRow) -> RowKey:
-    """The key of a row: pipeline, stage, shape, degree, batch, link and cache."""
+    """Return the key of a row: pipeline, stage, shape, degree, batch, link and cache."""
     return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link, row.cache
 
 
 def batch_key(shapes: Iterable[Shape]) -> tuple[ShapeKey, ...]:
-    """The key of a batch: equal for any order of its shapes, and when all of them are turned on their side.
+    """Return the key of a batch: equal for any order of its shapes, and when all of them are turned on their side.
 
     A batch in which only some are turned has another key, since its patches are smaller.
     """
@@ -35,7 +35,7 @@ def batch_key(shapes: Iterable[Shape]) -> tuple[ShapeKey, ...]:
 
 
 def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
-    """One row per key, in the order in which the keys first appear, from the rows that several groups measured.
+    """Return one row per key, in the order in which the keys first appear, from the rows of several groups.
 
     Medians are averaged, since a work may run on any of the groups. Of p99 and of bytes the largest is kept, of the
     numbers of runs the smallest.
@@ -47,7 +47,7 @@ def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
 
 
 def missing_batches(rows: Iterable[CostRow], graph: Graph, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
-    """The batches that lack a measured row of a stage at this degree, of those stages that can be run so."""
+    """Return the batches without a measured row of some stage at this degree, of the stages that can be run so."""
     place = graph.pipeline, degree, None
     known = {
         (row.stage, *sorted(row.shapes))
@@ -71,7 +71,7 @@ def _merge(rows: list[CostRow]) -> CostRow:
     return replace(
         rows[0],
         seconds=seconds,
-        p99_seconds=max(*p99s, seconds) if p99s else None,  # The mean may be rounded up beyond it.
+        p99_seconds=max(*p99s, seconds) if p99s else None,  # The mean may be rounded up beyond p99.
         peak_bytes=max(_known(row.peak_bytes for row in rows), default=None),
         activation_bytes=max(_known(row.activation_bytes for row in rows), default=None),
         state_bytes=max(_known(row.state_bytes for row in rows), default=None),

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names of the shipped tables, in alphabetical order."""
+    """Return the names of the shipped tables, in alphabetical order."""
     return tuple(sorted(path.stem for path in _directory().glob("*.json")))
 
 
 def shipped_path(name: str) -> Path | None:
-    """The file of a shipped table; None if there is none of this name."""
+    """Return the file of a shipped table; None if there is none of this name."""
     return _directory() / f"{name}.json" if name in shipped_names() else None
 
 

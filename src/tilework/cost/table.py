@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def graphs_of(graph: Graph) -> dict[str, Graph]:
-    """What a table must say of a pipeline with this graph: nothing if it is the one that tables mean without."""
+    """Return the graphs that a table must state for a pipeline with this graph: none if the graph is the default."""
     return {} if graph == latent_diffusion(graph.pipeline) else {graph.pipeline: graph}
 
 
@@ -32,18 +32,18 @@ class BadCostTable(ValueError):
 class CostTable:
     """Durations measured on one type of hardware. `table_file` reads and writes it.
 
-    `sources` say, by pipeline, where the figures come from. Tables made for a published evaluation also have its
+    `sources` state, by pipeline, the origin of the figures. Tables made for a published evaluation also have its
     `steps` per request and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of
     steps at degree 1. `graphs` are those of pipelines that are not latent diffusion pipelines (see
     `core.graph.shipped`).
 
-    `components` are, by pipeline, those that its stages name; what is not there weighs nothing. `loras` are, by
-    pipeline, what its requests may use, by name. `devices` are, by pipeline, the accelerators that serve it,
-    ascending; all serve a pipeline that is not there.
+    `components` are, by pipeline, those that its stages name; components that are missing there have no weight. `loras`
+    are, by pipeline, those that its requests may use, by name. `devices` are, by pipeline, the accelerators that serve
+    it, ascending; all serve a pipeline that is missing there.
 
     A device has `memory_bytes` for components (None: no limit), and loads them at `load_bytes_per_s`. The host of a
-    node keeps `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device")
-    and of two nodes ("node"). `mixes` are what the requests of the evaluation ask for.
+    node keeps `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device") and
+    of two nodes ("node"). `mixes` are the mixes of sizes in the evaluation.
     """
 
     hardware: str
@@ -65,38 +65,38 @@ class CostTable:
 
     @property
     def source(self) -> str:
-        """Where the figures of all pipelines come from: each text once."""
+        """Origin of the figures of all pipelines, each text once."""
         return " + ".join(dict.fromkeys(self.sources.values()))
 
     @property
     def pipelines(self) -> tuple[str, ...]:
-        """The pipelines that have rows, each once, in the order of these."""
+        """Pipelines that have rows, each once, in the order of the rows."""
         return tuple(dict.fromkeys(row.pipeline for row in self.rows))
 
     @property
     def all_components(self) -> tuple[Component, ...]:
-        """The components of all pipelines and LoRAs, each once, by digest."""
+        """Components of all pipelines and LoRAs, each once, by digest."""
         found = {one for named in self.components.values() for one in named.values()}
         loras = [one for named in self.loras.values() for one in named.values()]
         return tuple(sorted(found.union(one.component for one in loras if one.component is not None)))
 
     def graph(self, pipeline: str) -> Graph:
-        """The graph of a pipeline."""
+        """Return the graph of a pipeline."""
         return self.graphs.get(pipeline) or latent_diffusion(pipeline)
 
     @property
     def needs_slots(self) -> bool:
-        """Whether a stage of some pipeline runs on CPU slots."""
+        """True if a stage of some pipeline runs on CPU slots."""
         return any(graph.needs_slots for graph in self.graphs.values())
 
     @property
     def has_batches(self) -> bool:
-        """Whether works of several requests were measured."""
+        """True if works of several requests were measured."""
         return any(row.batch != 1 for row in self.rows)
 
 
 def merged(tables: Sequence[CostTable]) -> CostTable:
-    """One table of the pipelines of all `tables`, which are of one hardware: for serving them side by side.
+    """Return one table of the pipelines of all `tables`, which are of one hardware: for serving them side by side.
 
     `steps` is kept if all agree on it. Sizes keep their SLOs. Mixes are left out: each is of one pipeline.
 
@@ -141,11 +141,12 @@ _OWN_LANES = frozenset({LoadSource.HOST, LoadSource.PEER})
 
 
 def in_cells(table: CostTable, size: int) -> CostTable:
-    """The table for devices of which `size` of a node count as one, a *cell*: for models that exceed one device.
+    """Return the table for *cells*, `size` devices of a node that count as one: for models that exceed one device.
 
-    A cell has the memory of all its devices, and each holds a part of the weights. What `size` devices take together,
-    a cell takes alone. What was not measured on that many takes its time on the most that it was. Not counted is what
-    it costs to run on parts of the weights: no table has that. A cache saves nothing there, as on several devices.
+    A cell has the memory of all its devices, and each holds a part of the weights. A work that `size` devices share is
+    a work of a cell at degree 1. A work that was not measured on that many devices takes its time on the most that it
+    was measured on. The cost of running on parts of the weights is not counted: no table has it. A cache saves nothing
+    there, as on several devices.
 
     Source: TridentServe §7, "treating multiple devices as one", and appendix E.2. There only the stage with steps is
     split, and one device encodes and decodes; here a cell does.
@@ -157,7 +158,7 @@ def in_cells(table: CostTable, size: int) -> CostTable:
         raise BadCostTable(f"cell={size} does not divide the {table.devices_per_node} devices of a node; give another")
     if table.devices:
         raise BadCostTable(f"cell={size} is for tables without devices by pipeline; leave devices out of the table")
-    widest: dict[tuple[str, str, Batch], int] = {}  # Up to a cell.
+    widest: dict[tuple[str, str, Batch], int] = {}  # The widest degree, up to a cell.
     for row in table.rows:
         if row.degree <= size:
             key = row.pipeline, row.stage, row.shapes
@@ -182,7 +183,7 @@ def in_cells(table: CostTable, size: int) -> CostTable:
 
 
 def _of_cell(row: CostRow, size: int) -> CostRow:
-    """A row of a cell: its devices need `row.activation_bytes` each, those of `row.degree` if these are fewer."""
+    """Return the row of a cell: its devices, `row.degree` of them at most, need `row.activation_bytes` each."""
     num_devices, activation_bytes = min(size, row.degree), row.activation_bytes
     if activation_bytes is None:
         return replace(row, degree=max(1, row.degree // size), peak_bytes=None)
@@ -193,10 +194,9 @@ def _of_cell(row: CostRow, size: int) -> CostRow:
 
 
 def in_smallest_cells(table: CostTable) -> CostTable:
-    """The table for the smallest cells in which each measured size of all stages fits at some degree; itself if that is
-    one device.
-
-    What a stage needs are its weights and, unless it can run in slices, its activations, as far as the table has them.
+    """Return the table for the smallest cells in which each measured size of all stages fits at some degree.
+    It is `table` itself if that is one device. A stage needs its weights and, unless it can run in slices, its
+    activations, as far as the table has them.
 
     Raises:
         BadCostTable: it fits into no cell, or as `in_cells`.
@@ -214,7 +214,7 @@ def in_smallest_cells(table: CostTable) -> CostTable:
 
 
 def _most_needed(table: CostTable) -> tuple[int, str]:
-    """The most bytes that a stage needs for a size, at the degree at which it needs least, and which one it is."""
+    """Return the most bytes that a stage needs for a size, at its degree with the least, and which stage it is."""
     least: dict[tuple[str, str, str], int] = {}
     for row in table.rows:
         if row.batch == 1:
@@ -229,7 +229,7 @@ def _most_needed(table: CostTable) -> tuple[int, str]:
 
 
 def sped_up(table: CostTable, factor: float) -> CostTable:
-    """The table for devices on which everything but loads is `factor` times as fast."""
+    """Return the table for devices on which everything but loads is `factor` times as fast."""
     rows = tuple(
         replace(
             row,
@@ -242,8 +242,8 @@ def sped_up(table: CostTable, factor: float) -> CostTable:
 
 
 def with_last_stage(table: CostTable, num_steps: float) -> CostTable:
-    """The table with a last stage that takes as long, on one device, as `num_steps` steps do; for tables without rows
-    of it, as those of publications that measured steps alone.
+    """Return the table with a last stage that takes as long, on one device, as `num_steps` steps.
+    For tables without rows of that stage, as those of publications that measured steps alone.
 
     Raises:
         BadCostTable: the table has rows of that stage, or a pipeline ends with steps.
@@ -264,12 +264,12 @@ def with_last_stage(table: CostTable, num_steps: float) -> CostTable:
 
 
 def only(table: CostTable, pipeline: str) -> CostTable:
-    """What the table says of this pipeline, and of the hardware."""
+    """Return the part of the table about this pipeline and the hardware."""
     return without(table, set(table.pipelines) - {pipeline})
 
 
 def renamed(table: CostTable, pipeline: str) -> CostTable:
-    """A table of one pipeline, which is called `pipeline` from now on; its graph, if the table has one, is left out."""
+    """Return a table of one pipeline under the new name `pipeline`; its graph, if the table has one, is left out."""
     (before,) = table.pipelines
 
     def named(by_pipeline: Mapping[str, T]) -> dict[str, T]:
@@ -288,7 +288,7 @@ def renamed(table: CostTable, pipeline: str) -> CostTable:
 
 
 def without(table: CostTable, pipelines: Collection[str]) -> CostTable:
-    """The table without what it says of these pipelines."""
+    """Return the table without the parts about these pipelines."""
 
     def kept(by_pipeline: Mapping[str, T]) -> dict[str, T]:
         return {pipeline: value for pipeline, value in by_pipeline.items() if pipeline not in pipelines}
@@ -306,7 +306,7 @@ def without(table: CostTable, pipelines: Collection[str]) -> CostTable:
 
 
 def check_covers(planned: CostTable, devices: CostTable, *, planned_name: str, devices_name: str) -> None:
-    """Check that `devices` has a time for whatever may be planned by `planned`.
+    """Check that `devices` has a time for everything that may be planned by `planned`.
 
     Raises:
         BadCostTable: a pipeline, stage or degree is missing.

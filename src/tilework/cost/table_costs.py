@@ -31,9 +31,9 @@ class TableCosts:
     """The CostModel of a table: the times of `TabledTimes`, corrected online.
 
     The time of single requests is corrected per stage, shape, degree and guidance (`Corrections`); each measurement has
-    the weight `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
-    measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
-    their own, and so have requests with LoRAs, by number, and what a cache saves, by cache.
+    the weight `weight`. Tables describe guided steps; unguided ones are assumed to cost half as much until some have
+    been measured. The requests of a batch are corrected like single ones. Separate corrections apply to the saving of a
+    batch, to requests with LoRAs, by number of LoRAs, and to the saving of a cache, by cache.
 
     `version` counts the changes of predictions of works.
     """
@@ -76,30 +76,30 @@ class TableCosts:
 
     @property
     def named_components(self) -> Mapping[Component, Sequence[tuple[str, str]]]:
-        """For each component the pipelines that use it, each with its name there; LoRAs by theirs."""
+        """Pipelines that use each component, each with the component's name there; a LoRA has its own name."""
         return self._named
 
     def served(self, part: CostTable) -> CostTable:
-        """The table with what another says of its pipelines, in the place of what was known of them.
+        """Return the table with the pipelines of another one, in place of its own entries for them.
 
-        Of how fast weights are loaded, what was known counts. Raises BadCostTable if they are of other hardware.
+        Known speeds of loads are kept. Raises BadCostTable if the tables are of different hardware.
         """
         speeds = {**part.load_bytes_per_s, **self.table.load_bytes_per_s}
         known, part = (replace(table, load_bytes_per_s=speeds) for table in (self.table, part))
         return merged([without(known, part.pipelines), part])
 
     def serve(self, part: CostTable) -> None:
-        """Take the table that is `served` from now on."""
+        """Use the table that `served` returns from now on."""
         table = self.served(part)
         self._loads.learn(table.load_bytes_per_s)
         self._replace(table)
 
     def remove(self, pipeline: str) -> None:
-        """Serve a pipeline no more. At least one must be left."""
+        """Stop serving a pipeline. At least one must remain."""
         self._replace(without(self.table, {pipeline}))
 
     def forget(self, pipeline: str) -> None:
-        """Drop what was learned of a pipeline: the next one of its name is another one."""
+        """Drop all that was learned about a pipeline: the next one of its name is another one."""
         self._corrections.forget(pipeline)
         self._memory.forget_pipeline(pipeline)
         self._has_changed()
@@ -110,14 +110,14 @@ class TableCosts:
         self._has_changed()
 
     def version_of(self, request: Request) -> int:
-        """The version at which a prediction for such requests, alone or together, may have changed last."""
+        """Return the version at which a prediction for such requests, alone or together, may last have changed."""
         version = max(self._all_changed, self._changed.get(request.shape.pixels, 0))
         if request.preview_every:
             version = max(version, self._changed.get(preview_shape(request.shape).pixels, 0))
         return version
 
     def _has_changed(self, pixels: int | None = None) -> None:
-        """Count a change of the times of requests with this many pixels; None: of any, or of batches."""
+        """Count a change of the times of requests with this many pixels; None: of any requests, or of batches."""
         self.version += 1
         if pixels is None or len(self._changed) >= MOST_KNOWN:
             self._all_changed = self.version
@@ -128,11 +128,11 @@ class TableCosts:
     def run_ns(
         self, stage: Stage, shapes: Sequence[Shape], degree: int, num_steps: int = 1, guided: bool = True
     ) -> int:
-        """Predicted device time of works on outputs of these shapes, without previews. Raises UnknownCost."""
+        """Return the predicted time of works on outputs of these shapes, without previews. Raises UnknownCost."""
         return self._price(stage, shapes, degree, (guided,) * len(shapes)).unit_ns * num_steps
 
     def work_ns(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
-        """Predicted device time of one work; previews are spread evenly over the steps. Raises UnknownCost."""
+        """Return the predicted device time of one work, with its previews spread evenly. Raises UnknownCost."""
         if len(requests) == 1:  # The usual case, thousands of times a second: it builds no lists.
             (one,) = requests
             run_ns = self._price_alone(stage, one.shape, degree, one.guided).unit_ns * num_steps
@@ -144,7 +144,7 @@ class TableCosts:
         )
 
     def activation_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
-        """See `CostModel.activation_bytes`, and `Activations` for what is between rows."""
+        """See `CostModel.activation_bytes`, and `Activations` for sizes between rows."""
         return self._activations.num_bytes(stage, [one.shape for one in requests], degree) if self._activations else 0
 
     def _price_of(self, stage: Stage, requests: Sequence[Request], degree: int) -> _Price:
@@ -195,13 +195,13 @@ class TableCosts:
         return _Price(self._tabled.base_ns(stage, tuple(shapes), degree) * self._slowdown(stage), key, unknown, alone)
 
     def _slowdown(self, stage: Stage) -> float:
-        """How much longer a step takes with the LoRAs of a stage, as the table says."""
+        """Return the factor by which a step takes longer with the LoRAs of a stage, as the table says."""
         if not stage.loras or not stage.has_steps:
             return 1.0
         return slowdown(self.table.loras[stage.pipeline][one.name] for one in stage.loras)
 
     def _factor(self, price: _Price) -> float:
-        """The correction of a price."""
+        """Return the correction of a price."""
         if not price.alone:
             learned = self._corrections.single(price.key)
             return price.unknown * self._corrections.usual(*price.key[:2]) if learned is None else learned
@@ -209,7 +209,7 @@ class TableCosts:
         return self._factor_alone(price) * (1.0 if learned is None else learned)
 
     def _factor_alone(self, price: _Price) -> float:
-        """The correction of the requests of a batch, one by one."""
+        """Return the correction of the requests of a batch, one by one."""
         table_ns = sum(one.base_ns for one in price.alone)
         return sum(one.base_ns * self._factor(one) for one in price.alone) / table_ns if table_ns else 1.0
 
@@ -222,11 +222,11 @@ class TableCosts:
         return preview_ns
 
     def graph(self, pipeline: str) -> Graph:
-        """The graph of a pipeline. Raises UnknownCost."""
+        """Return the graph of a pipeline. Raises UnknownCost."""
         return self._tabled.graph(pipeline)
 
     def start(self, request: Request) -> Cursor:
-        """The progress of a request of which nothing is done. Raises UnknownCost."""
+        """Return the progress of a request of which nothing is done. Raises UnknownCost."""
         key = cost_key(request)
         start = self._starts.get(key)
         if start is None:
@@ -250,7 +250,7 @@ class TableCosts:
         return self._tabled.pools
 
     def saving(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> Saving | None:
-        """What the cache of a stage saves by the table: see `TabledTimes.saving`."""
+        """Return what the cache of a stage saves by the table: see `TabledTimes.saving`."""
         return self._tabled.saving(stage, shapes, degree)
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
@@ -262,14 +262,15 @@ class TableCosts:
         return self._tabled.common_degrees(pipeline)
 
     def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
-        """Whether no such work, in slices if possible, needs more memory than a device has: weights and activations as
-        the table says, and as has been seen."""
+        """Return whether such a work, in slices if possible, fits into the memory of a device.
+        Weights and activations count as in the table; works that ran out of memory count, too.
+        """
         if not stage.spec.sliceable and not self._has_room(stage, (shape,), degree):
             return False
         return not self._memory or self._memory.fits(stage, (shape,), degree, sliced=stage.spec.sliceable)
 
     def fits_together(self, stage: Stage, shapes: Sequence[Shape]) -> bool:
-        """Whether neither a work of all these on one device, nor of one of them alone, has been seen not to fit.
+        """Return whether a work of all these on one device may fit, and so may one of each of them alone.
 
         More than `max_batch` never fit, nor different shapes where all must have one.
         """
@@ -282,7 +283,7 @@ class TableCosts:
         return self._memory.fits(stage, shapes, 1) and all(self.fits(stage, shape, 1) for shape in shapes)
 
     def needs_slices(self, stage: Stage, shape: Shape) -> bool:
-        """Whether a work on one device would not fit as a whole, but might in slices; only sliceable stages can."""
+        """Return whether a work of a sliceable stage on one device fits at most in slices."""
         if not stage.spec.sliceable:
             return False
         return not self._has_room(stage, (shape,), 1) or (
@@ -290,7 +291,7 @@ class TableCosts:
         )
 
     def _has_room(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> bool:
-        """Whether the weights of a stage and its activations fit into a device, as far as the table knows them."""
+        """Return whether the weights and activations of a stage fit into a device, as far as the table knows them."""
         if self.memory_bytes is None or not self._activations:
             return True
         key = stage.name, degree, stage.pipeline, stage.loras, *[(one.height, one.width, one.frames) for one in shapes]
@@ -312,7 +313,7 @@ class TableCosts:
 
     @property
     def forgets_ns(self) -> int | None:
-        """When the oldest memory limit is forgotten; None if there is none."""
+        """Time at which the oldest memory limit is forgotten; None if there is none."""
         return self._memory.forgets_ns
 
     def forget_memory(self, now_ns: int) -> bool:
@@ -323,17 +324,17 @@ class TableCosts:
         return is_forgotten
 
     def move_ns(self, request: Request, progress: Cursor, nodes: tuple[int, int]) -> int:
-        """How long the state of a request takes from one of these nodes to the other, or within one."""
+        """Return how long the state of a request takes from one of these nodes to the other, or within one."""
         return self._moves.ns(request, progress, nodes, self._measured.get(nodes))
 
     def observe_move(self, nodes: tuple[int, int], num_bytes: int, run_ns: int) -> None:
-        """Learn how long states take from one of these nodes to the other, if the table does not say it."""
+        """Learn how long states take from one of these nodes to the other; used if the table does not say it."""
         self._measured.setdefault(nodes, MeasuredLink()).observe(num_bytes, run_ns)
 
     def components(self, stage: Stage) -> tuple[Component, ...]:
-        """The components that a stage and its LoRAs need, as far as the table knows them.
+        """Return the components that a stage and its LoRAs need, as far as the table knows them.
 
-        A work of a request that was cancelled may end after its model or its LoRA has gone.
+        A work of a cancelled request may end after its model or its LoRA was removed; these are then left out.
         """
         components = self._components.get((stage.pipeline, stage.name), ())
         if not stage.loras:
@@ -343,11 +344,11 @@ class TableCosts:
         return (*components, *(one for one in used if one is not None))
 
     def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
-        """How long components of this size take to load from a source; None: from the slowest."""
+        """Return how long components of this size take to load from a source; None: from the slowest."""
         return self._loads.ns(num_bytes, source)
 
     def quickest_source(self, available: frozenset[LoadSource]) -> LoadSource:
-        """The source from which loads are quickest, of those that have the components."""
+        """Return the source from which loads are quickest, of those that have the components."""
         return self._loads.quickest(available)
 
     def observe_load(self, num_bytes: int, source: LoadSource, run_ns: int) -> bool:
@@ -355,8 +356,9 @@ class TableCosts:
         return self._loads.observe(num_bytes, source, run_ns)
 
     def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
-        """Learn from the time of a work. A work with previews or further passes is ignored: its time is not that of its
-        steps alone."""
+        """Learn from the time of a work.
+        A work with previews or additional passes is ignored: its time is not that of its steps alone.
+        """
         for one in requests:
             if one.preview_every or one.passes != 1:
                 return
@@ -382,7 +384,7 @@ class TableCosts:
         return (self._corrections.batch if price.alone else self._corrections.single)(price.key) is not None
 
     def knows(self, stage: Stage, request: Request) -> bool:
-        """Whether the time of such a work alone on one device was measured, for the table or since then.
+        """Return whether the time of such a work alone on one device was measured, for the table or since then.
 
         Raises UnknownCost.
         """
@@ -391,21 +393,21 @@ class TableCosts:
         return self._price(stage, (request.shape,), 1, (request.guided,)).key in self._corrections
 
     def prediction_error(self, stage: Stage) -> float:
-        """The recent mean of |measured / predicted - 1| of batches on one device; 0 if none were measured."""
+        """Return the recent mean of |measured / predicted - 1| of batches on one device; 0 if none were measured."""
         return self._corrections.prediction_error((stage.pipeline, stage.name, 1))
 
     @property
     def deviations(self) -> Deviations:
-        """Of the latest works of one request from what the table says."""
+        """Deviations of the latest works of one request from the table."""
         return self._corrections.deviations
 
     def correction(self, stage: Stage, requests: Sequence[Request], degree: int) -> float:
-        """Measured over tabled time of such works; 1 until one has been measured."""
+        """Return the measured over the tabled time of such works; 1 until one has been measured."""
         price = self._price_of(stage, requests, degree)
         return self._factor(price) if price.key in self._corrections else 1.0
 
     def corrected_table(self) -> CostTable:
-        """The table with the times of single guided requests, medians and p99, as they are predicted now."""
+        """Return the table with the times of single guided requests, medians and p99, as they are predicted now."""
         return replace(self.table, rows=tuple(self._corrected(row) for row in self.table.rows))
 
     def _corrected(self, row: CostRow) -> CostRow:
@@ -414,7 +416,7 @@ class TableCosts:
         return replace(row, seconds=row.seconds * factor, p99_seconds=p99_seconds)
 
     def _row_correction(self, row: CostRow) -> float:
-        """Measured over tabled time of what a row says; 1 for a batch."""
+        """Return the measured over the tabled time of a row's works; 1 for a batch."""
         if row.batch != 1:
             return 1.0
         stage = self._tabled.graph(row.pipeline).stage(row.stage)
@@ -433,8 +435,8 @@ _Key = tuple[object, ...]
 class _Price:
     """The time of a work by the table, the key of its correction, and the corrected time as of `version`.
 
-    `unknown` is the correction until one is measured. A batch has the prices of its requests `alone` instead, if these
-    have any, and a request with LoRAs that of one without.
+    `unknown` is the correction until one is measured. The price of a batch has the prices of its requests in `alone`
+    instead, and that of a request with LoRAs or a cache the price of the request without them.
     """
 
     base_ns: float

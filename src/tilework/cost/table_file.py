@@ -49,10 +49,10 @@ _SCALED: Mapping[str, Callable[[CostTable, float], CostTable]] = {"speed": sped_
 def read_table(place: Path | str) -> CostTable:
     """Read a cost table: a file, or one of `shipped_names()` (a file of the same name is reached as ./NAME).
 
-    Several of them, joined by "+", are one table (see `merged`), unless there is a file of exactly that name.
-    Options follow a name: "NAME,cell=2" is NAME for cells of two devices (see `in_cells`), "NAME,cell=auto" for the
-    smallest in which it fits, "NAME,speed=1.5" of times over 1.5, and "NAME,last=2" with a last
-    stage that takes as long as two steps (see `with_last_stage`).
+    Several of them, joined by "+", are one table (see `merged`), unless there is a file of exactly that name. Options
+    follow a name: "NAME,cell=2" is NAME for cells of two devices (see `in_cells`), "NAME,cell=auto" for the smallest
+    cells in which it fits, "NAME,speed=1.5" has the times of NAME divided by 1.5, and "NAME,last=2" a last stage that
+    takes as long as two steps (see `with_last_stage`).
 
     Raises:
         BadCostTable: names the file, the field, its value and the remedy.
@@ -84,7 +84,7 @@ def _read_one(place: Path | str) -> CostTable:
 
 
 def _with_option(name: str, option: str) -> CostTable:
-    """The table of a name with an option: for cells, quicker, or with a last stage."""
+    """Return the table of a name with an option: for cells, with other speeds, or with a last stage."""
     key, _, value = option.partition("=")
     if key == "cell" and (value.isdecimal() or value == "auto"):
         return in_smallest_cells(_read_one(name)) if value == "auto" else in_cells(_read_one(name), int(value))
@@ -104,18 +104,18 @@ def _is_positive(text: str) -> bool:
 
 
 def refuse(error: BadCostTable) -> None:
-    """Let nothing be left out of a table."""
+    """Raise the error, so that nothing is left out of a table."""
     raise error
 
 
 def parse_table(document: object, leave_out: Callable[[BadCostTable], None] = refuse) -> CostTable:
-    """The cost table of a decoded JSON document. Raises BadCostTable.
+    """Parse a decoded JSON document. Raises BadCostTable.
 
     Other keys (notes, a standard deviation) are ignored, since the files of other tools have them. In a row, a key that
     looks like a misspelt field is an error if that field would silently take its default.
 
-    `leave_out` is told of each part that cannot be used: rows, and what stands beside them. If it returns, the table
-    is without that part. A table of which no row is left is refused.
+    `leave_out` gets an error for each part that cannot be used: rows, and other fields. If it returns, the table is
+    without that part. A table without any usable row is refused.
     """
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
@@ -141,7 +141,7 @@ def parse_table(document: object, leave_out: Callable[[BadCostTable], None] = re
 
 
 def table_json(table: CostTable) -> dict[str, Any]:
-    """The document that `parse_table` reads, without unknown values, except for `peak_bytes`."""
+    """Return the document that `parse_table` reads, without unknown values, except for `peak_bytes`."""
     document: dict[str, Any] = {"hardware": table.hardware}
     if table.sources:
         alike = len(set(table.sources.values())) == 1 and table.sources.keys() >= set(table.pipelines)
@@ -164,7 +164,7 @@ def table_json(table: CostTable) -> dict[str, Any]:
 def _usable(
     given: Iterable[U], parse: Callable[[U], T], leave_out: Callable[[BadCostTable], None]
 ) -> list[tuple[int, T]]:
-    """Those of the given things that can be parsed, each with its place among all. Raises BadCostTable if none can."""
+    """Return what can be parsed, each with its index among the given. Raises BadCostTable if nothing can."""
     found, errors = list[tuple[int, T]](), list[BadCostTable]()
     for index, one in enumerate(given):
         try:
@@ -184,7 +184,7 @@ def _part(
     default: T,
     leave_out: Callable[[BadCostTable], None],
 ) -> T:
-    """The field `name`, or its default if it is not there or is left out."""
+    """Return the field `name`, or its default if it is missing or left out."""
     return _usable_or(lambda: parse(name, document[name]), default, leave_out) if name in document else default
 
 
@@ -217,7 +217,7 @@ def _row_json(row: CostRow) -> dict[str, Any]:
 
 
 def _parse_sources(source: object, rows: Sequence[CostRow]) -> dict[str, str]:
-    """One text for the figures of all pipelines, or one for each."""
+    """Return the source of each pipeline, from one text for all, or one for each."""
     if isinstance(source, dict):
         return {str(pipeline): str(text) for pipeline, text in source.items()}
     return {row.pipeline: str(source) for row in rows} if source else {}
@@ -254,7 +254,7 @@ def _parse_devices(_name: str, devices: object) -> dict[str, tuple[int, ...]]:
 
 
 def _checked_served(table: CostTable, leave_out: Callable[[BadCostTable], None]) -> CostTable:
-    """Refuse devices of a pipeline without rows: a misspelt name would let all devices serve the one that is meant."""
+    """Leave out devices of a pipeline without rows: a misspelt name would let all devices serve the one meant."""
     known = sorted(table.pipelines)
     unknown = [pipeline for pipeline in table.devices if pipeline not in known]
     for pipeline in unknown:
@@ -270,7 +270,7 @@ def _parse_mixes(document: Mapping[str, Any]) -> Mixes:
 
 
 def _checked_stages(table: CostTable, places: Sequence[int], leave_out: Callable[[BadCostTable], None]) -> CostTable:
-    """Refuse rows of stages that their pipeline does not have: nothing would use them."""
+    """Leave out rows of stages that their pipeline does not have: nothing would use them."""
     known = {pipeline: [stage.name for stage in table.graph(pipeline).stages] for pipeline in table.pipelines}
     without = {(row.pipeline, row.stage, row.degree) for row in table.rows if row.cache is None and row.batch == 1}
 
@@ -306,7 +306,7 @@ def _parse_slos(_name: str, slo_s: object) -> dict[str, float]:
 
 
 def _parse_row(place: str, row: object) -> CostRow:
-    """The row of a JSON object; `place` names it in messages."""
+    """Return the row of a JSON object; `place` names it in messages."""
     if not isinstance(row, dict):
         raise BadCostTable(f"{place} is {row!r}; expected an object")
     missing = {"pipeline", "stage", "height", "width", "seconds"} - row.keys()
@@ -325,7 +325,7 @@ def _parse_row(place: str, row: object) -> CostRow:
 
 
 def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The field `batch`, and for a mixed batch also the sides and frames of its largest shape."""
+    """Return the field `batch`, and for a mixed batch also the sides and frames of its largest shape."""
     batch = row.get("batch", 1)
     if type(batch) is int and batch >= 1:
         return {"batch": batch}
@@ -345,7 +345,7 @@ def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_cache(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a row with a cache."""
+    """Return the field `cache`, if the row has one, and check `skipped` and `skipped_std`."""
     cache = row.get("cache")
     if cache is None:
         for name in ("skipped", "skipped_std"):

@@ -16,7 +16,7 @@ _LIMITS = ("memory_bytes", "host_bytes")
 
 
 def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `CostTable` about weights. Raises BadCostTable."""
+    """Return the fields of a `CostTable` about weights. Raises BadCostTable."""
     for name in _LIMITS:
         limit = document.get(name)
         if limit is not None and (type(limit) is not int or limit < 0):
@@ -48,7 +48,7 @@ def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def memory_json(table: CostTable) -> dict[str, Any]:
-    """The fields that `parse_memory` reads, without those that are empty."""
+    """Return the fields that `parse_memory` reads, without empty ones."""
     document: dict[str, Any] = {}
     if table.components:
         document["components"] = {
@@ -110,7 +110,7 @@ def _loras(document: Mapping[str, Any]) -> dict[str, dict[str, Lora]]:
 
 
 def _loaded(loras: Mapping[str, Mapping[str, Lora]]) -> list[tuple[str, Component]]:
-    """The weights of LoRAs that devices load, each with its place in the file."""
+    """Return the weights of LoRAs that devices load, each with its place in the file."""
     return [
         (f"loras.{pipeline}.{name}", one.component)
         for pipeline, named in loras.items()

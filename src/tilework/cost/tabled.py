@@ -25,7 +25,7 @@ class TabledTimes:
     A group of an unprofiled degree is as fast as the next lower profiled one. A stage without rows costs nothing; a
     pipeline without rows, or a stage at a degree below all profiled ones, raises UnknownCost.
 
-    Steps with a cache take what `CacheSavings` says at their degree; as long as without where it does not know them.
+    Steps with a cache take what `CacheSavings` says at their degree; where it knows nothing, as long as without.
     """
 
     def __init__(self, table: CostTable) -> None:
@@ -38,7 +38,7 @@ class TabledTimes:
         self._common_degrees = {pipeline: self._common(graph) for pipeline, graph in self._graphs.items()}
 
     def graph(self, pipeline: str) -> Graph:
-        """The graph of a pipeline. Raises UnknownCost."""
+        """Return the graph of a pipeline. Raises UnknownCost."""
         graph = self._graphs.get(pipeline)
         if graph is None:
             known = ", ".join(sorted(self._pipelines))
@@ -46,10 +46,10 @@ class TabledTimes:
         return graph
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
-        """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
+        """Return the degrees at which single requests were profiled, ascending. Raises UnknownCost.
 
-        (1,) for a stage that costs nothing, or that has a cache of whole steps. A degree that was profiled in batches
-        only is left out.
+        It is raised for an unknown pipeline. (1,) for a stage that costs nothing, or that has a cache of whole steps. A
+        degree that was profiled in batches only is left out.
         """
         known = self._degrees.get((stage.pipeline, stage.name))
         if known is None:
@@ -73,19 +73,19 @@ class TabledTimes:
         return tuple(sorted(set.intersection(*common))) or (1,) if common else (1,)
 
     def base_ns(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> float:
-        """The time of one step or request of these shapes together. Raises UnknownCost."""
+        """Return the time of one step or request of these shapes together. Raises UnknownCost."""
         saving = self.saving(stage, shapes, degree)
         return self._whole_ns(stage, shapes, degree) * (1.0 if saving is None else saving.time)
 
     def saving(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> Saving | None:
-        """What the cache of a stage saves of such steps; None if it has none, or if it is not known."""
+        """Return what the cache of a stage saves of such steps; None if it has none, or if it is not known."""
         if not stage.caches:
             return None
         savings = self._savings.get((stage.pipeline, stage.name, degree))
         return None if savings is None else savings.of(stage.caches[0], shapes)
 
     def _whole_ns(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> float:
-        """The same without a cache."""
+        """Return the same without a cache."""
         self._check_pipeline(stage)
         prices = self._prices.get((stage.pipeline, stage.name, degree))
         seconds = None if prices is None else prices.seconds(shapes)
@@ -100,12 +100,12 @@ class TabledTimes:
         return 0.0
 
     def is_profiled(self, stage: Stage, shape: Shape, degree: int) -> bool:
-        """Whether a row has exactly this number of pixels, so that nothing is interpolated."""
+        """Return whether a row has exactly this number of pixels, so that nothing is interpolated."""
         prices = self._prices.get((stage.pipeline, stage.name, degree))
         return prices is not None and prices.is_profiled(shape)
 
     def knows(self, stage: Stage, shape: Shape) -> bool:
-        """Whether an output of exactly this number of pixels was measured alone on one device often enough."""
+        """Return whether an output of exactly this number of pixels was measured alone on one device often enough."""
         prices = self._prices.get((stage.pipeline, stage.name, 1))
         return prices is not None and prices.knows(shape)
 
@@ -143,7 +143,7 @@ def _savings(table: CostTable, prices: Mapping[_Key, Prices]) -> dict[_Key, Cach
 
 
 def _degrees(prices: Mapping[_Key, Prices]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Degrees with a price for single requests, ascending, by pipeline and stage; empty for a stage without any."""
+    """Return the degrees with a price for single requests, ascending, by pipeline and stage; empty if there is none."""
     found: dict[tuple[str, str], set[int]] = {}
     for (pipeline, stage, degree), one in prices.items():
         found.setdefault((pipeline, stage), set()).update({degree} if one.has_singles else ())

@@ -58,7 +58,7 @@ class JsonLine:
                 self.fail(key, self.values[key], f"there is no such field; {remedy}")
 
     def given(self, field: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self.values.get(field) is not None
 
     def _take(self, field: str, default: Any, remedy: str) -> Any:
@@ -69,7 +69,7 @@ class JsonLine:
         return default
 
     def number(self, field: str, default: Any = MISSING, *, above: float = -math.inf, or_equal: bool = False) -> float:
-        """A finite number above the bound, or equal to it if `or_equal`."""
+        """Return a finite number above the bound, or equal to it if `or_equal`."""
         remedy = "use a number" + (f" {'of at least' if or_equal else 'above'} {above:g}" if above > -math.inf else "")
         value = self._take(field, default, remedy)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e300:
@@ -100,7 +100,7 @@ class JsonLine:
         return value
 
     def numbers_by_name(self, field: str) -> dict[str, float]:
-        """An object of finite numbers, by names that are not empty."""
+        """Return an object of finite numbers, by names that are not empty."""
         remedy = 'use an object of names and numbers, {"ink": 0.8}'
         values = self._take(field, MISSING, remedy)
         if not isinstance(values, dict) or "" in values:
@@ -125,7 +125,7 @@ class JsonLine:
         return tuple(self._checked_id(field, value) for value in self._list(field))
 
     def integers(self, field: str) -> tuple[int, ...]:
-        """Different whole numbers from 0 on, at least one of them, in the order of the file."""
+        """Return different whole numbers from 0 on, at least one of them, in the order of the file."""
         values = self._list(field)
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -148,7 +148,7 @@ class JsonLine:
 
 
 def read_lines(path: Path | str) -> Iterator[JsonLine]:
-    """The lines of a JSON-lines file; the last may lack its line break, an empty one is refused."""
+    """Yield the lines of a JSON-lines file; the last may lack its line break, an empty one is refused."""
     for index, text in enumerate(Path(path).read_bytes().splitlines()):
         yield JsonLine(str(path), index + 1, text)
 

@@ -1,4 +1,4 @@
-"""What ran where and when: the JSON-lines format of a schedule (docs/formats.md).
+"""Works, ends of requests, moves and loads over time: the JSON-lines format of a schedule (docs/formats.md).
 
 Its lines are distinguished by their first word: `work`, `request`, `move`, `load` or `drop`. The seconds of one file
 are on one clock, that of the workload's `arrival_s`.
@@ -34,7 +34,7 @@ class WorkLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLine:
-    """How a request ended: one of STATUSES. `on_time` is None if it had no deadline."""
+    """The end of a request, with one of STATUSES. `on_time` is None if it had no deadline."""
 
     request: RequestId
     finish_s: float
@@ -86,8 +86,8 @@ def read_schedule(path: Path | str) -> Schedule:
     """Read and check a schedule line by line.
 
     Raises:
-        BadLine: a line is of no known type, or a field is missing, unknown or of the wrong type, or a work or the
-            end of a request comes twice. Whether the schedule makes sense as a whole is not checked here.
+        BadLine: a line is of no known type, or a field is missing, unknown or of the wrong type, or a work or the end
+            of a request comes twice. Consistency of the schedule as a whole is not checked here.
         OSError: the file cannot be read.
     """
     works: dict[int, WorkLine] = {}
@@ -115,7 +115,7 @@ def write_schedule(path: Path | str, schedule: Schedule) -> None:
 
 
 def dump_lines(lines: Iterable[ScheduleLine]) -> str:
-    """The text of these lines, each with its line break."""
+    """Return the text of these lines, each with its line break."""
     return "".join(json.dumps(_values_of(line), ensure_ascii=False) + "\n" for line in lines)
 
 

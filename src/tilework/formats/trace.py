@@ -11,7 +11,7 @@ from typing import Any
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import WorkloadRequest, read_workload
 
-# What each column may be called; the second names are those of the public Hetu-DiT traces.
+# Names that columns may have; the second names are those of the public Hetu-DiT traces.
 COLUMNS = {
     "arrival_s": "arrival_s",
     "height": "height",
@@ -28,12 +28,12 @@ REQUIRED = ("arrival_s", "height", "width", "steps")
 
 
 def read_requests(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, ...]:
-    """Requests of a JSON-lines workload, or of a CSV file (by its name) with the columns COLUMNS, in order of lines.
+    """Read a JSON-lines workload, or a CSV file (by its name) with the columns COLUMNS; requests in order of lines.
 
     A row of a CSV file that names no pipeline is for the only one of `pipelines`; `id` is filled in.
 
     Raises:
-        BadLine: a line is not as the format asks.
+        BadLine: a line does not follow the format.
         OSError: the file cannot be read.
     """
     if not is_csv(path):
@@ -45,20 +45,20 @@ def read_requests(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, .
 
 
 def read_trace(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, ...]:
-    """As `read_requests`, but in order of arrival."""
+    """Read requests as `read_requests` does, but in order of arrival."""
     return tuple(sorted(read_requests(path, *pipelines), key=lambda request: request.arrival_s))
 
 
 def is_csv(path: Path | str) -> bool:
-    """Whether this is a CSV file, by its name."""
+    """Return whether this is a CSV file, by its name."""
     return str(path).lower().endswith(".csv")
 
 
 def paced(requests: Sequence[WorkloadRequest], rate_per_s: float) -> tuple[WorkloadRequest, ...]:
-    """The same requests from 0 on, their gaps stretched alike so that they come at `rate_per_s` on average.
+    """Return the requests from 0 on, their gaps scaled alike so that the mean rate is `rate_per_s`.
 
     Raises:
-        ValueError: fewer than two requests, or all at once: no rate to change.
+        ValueError: fewer than two requests, or all at the same time: no rate to change.
     """
     first, last = requests[0].arrival_s, requests[-1].arrival_s
     if last <= first:

@@ -1,6 +1,6 @@
 """Requests in a file: the JSON-lines format of a workload (docs/formats.md).
 
-A request without `id` is known by its line, counted from 0.
+A request without `id` has the number of its line, counted from 0, as its id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WorkloadRequest:
 
     `cache` is one of `core.cache.BLOCK_CACHES`, and `cache_threshold` is for it.
 
-    `id` None means "known by my place in the workload"; the reader fills it in.
+    `id` None means the request's index in the workload; the reader fills it in.
     """
 
     arrival_s: float
@@ -55,7 +55,7 @@ class WorkloadRequest:
 
     @property
     def deadline_s(self) -> float | None:
-        """On the clock of `arrival_s`."""
+        """Deadline on the clock of `arrival_s`; None without an SLO."""
         return None if self.slo_s is None else self.arrival_s + self.slo_s
 
 
@@ -64,7 +64,7 @@ _DEFAULTS = {field.name: field.default for field in fields(WorkloadRequest)}
 
 
 def by_id(requests: Sequence[WorkloadRequest]) -> dict[RequestId, WorkloadRequest]:
-    """The requests under their ids, or under their places where they have none."""
+    """Return the requests by id, or by index where they have none."""
     return {index if r.id is None else r.id: r for index, r in enumerate(requests)}
 
 
@@ -117,7 +117,7 @@ def _parse(line: JsonLine) -> WorkloadRequest:
 
 
 def _check_cache(line: JsonLine) -> None:
-    """Refuse a threshold beyond the largest, or without a cache, and a cache of a request that is exact."""
+    """Refuse a threshold above the largest, or without a cache, and a cache of an exact request."""
     cache = line.choice("cache", BLOCK_CACHES, OFF)
     threshold = line.number("cache_threshold", DEFAULT_THRESHOLD, above=0, or_equal=True)
     if threshold > MAX_THRESHOLD:

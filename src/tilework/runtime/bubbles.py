@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-_MAX_CHANGES = 1024  # Kept, as the end of a work is reported late; older ones are dropped.
+_MAX_CHANGES = 1024  # Kept changes, since the end of a work is reported late; older ones are dropped.
 
 
 class Bubbles:
@@ -25,7 +25,7 @@ class Bubbles:
             self._is_waiting = is_waiting
 
     def idle_from(self, device_id: int, at_ns: int) -> None:
-        """A device is idle from this time: it came up, or lost its work."""
+        """Record that a device is idle from this time: it came up, or lost its work."""
         self._idle_since_ns[device_id] = at_ns
 
     def ran(self, device_id: int, start_ns: int, end_ns: int) -> int:
@@ -35,7 +35,7 @@ class Bubbles:
         return max(0, self._waited_ns(start_ns) - self._waited_ns(idle_since_ns))
 
     def _waited_ns(self, at_ns: int) -> int:
-        """The total time until `at_ns` in which a request waited."""
+        """Return the total time until `at_ns` in which a request waited."""
         is_waiting = self._is_waiting
         for since_ns, waited_ns in reversed(self._changes):
             if since_ns <= at_ns:

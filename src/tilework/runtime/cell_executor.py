@@ -1,4 +1,4 @@
-"""Cells: devices of a node that are one for the controller, for models that exceed one of them."""
+"""Cells: groups of devices of a node that are one device to the controller, for models that exceed one device."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from tilework.runtime.worker_process import resident_bytes_of
 
 _End = Ended | Failed
 _Together = _End | WeightsLoaded | StartedOver
-"""What the workers of a cell report each, and the cell once."""
+"""Reports that each worker of a cell sends, and the cell passes on once."""
 
 
 class CellExecutor:
     """An `Executor` each of whose accelerators is a cell of `config.cell_size` workers.
 
     All workers of a cell get its commands, in the same order, and run each work as a group. A cell reports the end of a
-    work when all its workers have. If one of them is lost, the cell is lost: the others are ended, too, and it joins
-    when all have been started again. CPU slots are as ever.
+    work when all its workers have. If one of them is lost, the cell is lost: the other workers are ended, too, and the
+    cell joins when all have been started again. CPU slots are not affected.
 
     The models of `config` name cells as their devices.
     """
@@ -55,7 +55,7 @@ class CellExecutor:
         self._inner = LocalExecutor(replace(config, sources=sources))
         self._up: set[int] = set()
         self._ending: set[int] = set()  # Workers that were ended with their cells, and have not exited.
-        self._running: dict[tuple[int, int], GroupRef] = {}  # By cell and work that it has not ended.
+        self._running: dict[tuple[int, int], GroupRef] = {}  # By cell and work that the cell has not ended.
         self._reported: dict[tuple[int, str, int], dict[int, _Together]] = {}  # By cell and work or load, by worker.
 
     @property
@@ -95,7 +95,7 @@ class CellExecutor:
 
     @property
     def blobs(self) -> StateBlobDirectory:
-        """The state blobs of this node, once its workers start."""
+        """State blobs of this node, once its workers start."""
         return self._inner.blobs
 
     @property
@@ -104,13 +104,13 @@ class CellExecutor:
 
     @property
     def host_bytes(self) -> int | None:
-        """A component counts as what a worker has of it; the host keeps what all workers of a cell have."""
+        """Memory of the host in sizes of one worker's parts; the host keeps the parts of all workers of a cell."""
         whole = self._inner.host_bytes
         return None if whole is None else whole // self._size
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Process ids of the workers that there are, by the names of `resident_bytes`."""
+        """Process ids of the workers that exist, by the names of `resident_bytes`."""
         found = dict[str, int]()
         for worker in range(self._inner.num_devices + self.num_slots):
             pid = self._inner.pid(worker)
@@ -119,7 +119,7 @@ class CellExecutor:
         return found
 
     def _name(self, worker: int) -> str:
-        """A worker by its cell and its place there, or by its CPU slot."""
+        """Return the name of a worker by its cell and its place there, or by its CPU slot."""
         is_slot = worker >= self._inner.num_devices
         return f"{self._device(worker)}" if is_slot else f"{self._device(worker)}.{worker % self._size}"
 
@@ -191,7 +191,7 @@ class CellExecutor:
         self._inner.read_ahead(read)
 
     async def end_reads(self) -> None:
-        """End what is read ahead of need; it is not answered."""
+        """End reads ahead of need, without an answer."""
         await self._inner.end_reads()
 
     def kill(self, device_id: int, reason: str) -> None:
@@ -239,7 +239,7 @@ class CellExecutor:
                 del self._running[device_id, report.work_id]
 
     def _collect(self, device_id: int, worker: int, kind: str, number: int, report: _Together) -> bool:
-        """Keep what a worker of a cell reports; if all have, the cell does. Returns whether it has."""
+        """Keep a worker's report; when all workers of its cell have reported, report for the cell. Returns whether."""
         reports = self._reported.setdefault((device_id, kind, number), {})
         reports[worker] = report
         if len(reports) < self._size:
@@ -287,18 +287,18 @@ class CellExecutor:
     # Cells and their workers.
 
     def _device(self, worker: int) -> int:
-        """The cell of a worker, or the CPU slot that it is."""
+        """Return the cell of a worker, or the CPU slot that it is."""
         num_workers = self._inner.num_devices
         return worker // self._size if worker < num_workers else worker - num_workers + self.num_devices
 
     def _members(self, device_id: int) -> Group:
-        """The workers of a device."""
+        """Return the workers of a device."""
         if device_id >= self.num_devices:
             return (device_id - self.num_devices + self._inner.num_devices,)
         return tuple(range(device_id * self._size, (device_id + 1) * self._size))
 
     def _on_workers(self, source: Source) -> Source:
-        """A model on the workers of its devices."""
+        """Return a model's source with the workers of its devices."""
         if not isinstance(source, ModelSource) or source.devices is None:
             return source
         size = self._size
@@ -306,11 +306,11 @@ class CellExecutor:
         return replace(source, devices=tuple(workers))
 
     def _is_whole(self, device_id: int) -> bool:
-        """Whether all workers of a cell are up, and none is about to end."""
+        """Return whether all workers of a cell are up, and none is about to end."""
         return set(self._members(device_id)) <= set(self._inner.devices_up) - self._ending
 
     def _merged(self, reports: Sequence[_Together]) -> _Together:
-        """The report of a cell, of those of its workers. Blobs that it does not name are discarded."""
+        """Return the report of a cell, from those of its workers. Blobs that it does not name are discarded."""
         first = reports[0]
         if isinstance(first, WeightsLoaded):
             loads = [one for one in reports if isinstance(one, WeightsLoaded)]
@@ -329,7 +329,7 @@ class CellExecutor:
         return merged
 
     def _discard(self, reports: Iterable[Report], kept: _End | None) -> None:
-        """Remove the blobs of reports that the one that is kept does not name."""
+        """Remove the blobs of reports that the kept report does not name."""
         named = set(kept.blobs.values()) if isinstance(kept, Ended) else set()
         for report in reports:
             for blob in report.blobs.values() if isinstance(report, Ended) else ():
@@ -338,5 +338,5 @@ class CellExecutor:
 
 
 def local_executor(config: LocalConfig) -> CellExecutor | LocalExecutor:
-    """The executor of workers on this machine."""
+    """Return the executor of workers on this machine."""
     return LocalExecutor(config) if config.cell_size == 1 else CellExecutor(config)

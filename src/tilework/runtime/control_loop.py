@@ -37,9 +37,10 @@ class Incoming:
 class ControlLoop:
     """Passes each event to the controller, logs it with the answer, and performs the actions.
 
-    An exception on that way is a bug, after which nothing that the controller knows can be relied on. It gets no more
-    events, and `on_failed` is called. Its requests fail. Where the next start of the server takes them over, only those
-    fail that this one had taken over: a request that breaks every controller would do so for ever.
+    An exception in that process is a bug, after which the controller's state cannot be relied on. The controller gets
+    no more events, `on_failed` is called, and its requests fail. Where the next start of the server takes the requests
+    over, only those fail that were already taken over once: a request that breaks every controller would otherwise do
+    so forever.
 
     `check_lease` is called before each event, and does not return if another server decides by now.
     """
@@ -85,7 +86,7 @@ class ControlLoop:
     def submit(
         self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int
     ) -> Reject | tuple[Ticket, ...]:
-        """Submit requests; returns their tickets, which may have ended already, or why all are refused."""
+        """Submit requests; returns their tickets, which may have ended already, or the refusal of all."""
         if self._is_stopped:
             return Reject(incoming[0].request.uid, FAILED, None, RefusalCode.NO_DEVICE)
         if isinstance(event, Restored):
@@ -107,7 +108,7 @@ class ControlLoop:
             raise
 
     def fail(self, error: Exception, what: object) -> None:
-        """Note that an error came up while `what` was handled. The first one counts."""
+        """Note that an error occurred while `what` was handled. The first one counts."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -202,7 +203,7 @@ class ControlLoop:
 
 
 def _inexact(ticket: Ticket) -> str:
-    """Why the picture of a request that should be exact is not; empty if it is, or need not be."""
+    """Return why the image of a request that should be exact is not; empty if it is, or need not be."""
     if not ticket.request.exact or all(segment.is_exact for segment in ticket.segments):
         return ""
     return "it is exact, but a part of it ran on several devices, together with other requests or in slices"

@@ -1,16 +1,15 @@
-"""What was encoded of earlier requests, by content: a request for the same with another seed begins behind its encode.
+"""Encoded inputs of earlier requests, by content: a request for the same with another seed starts after its encode.
 
-Theory of operation. The stages before a request's first steps encode its texts and pictures. Families say which outputs
-they would write for any seed (`family.ANY_SEED`). Those are kept under a key of all that goes into them: the weights of
-these stages, by content, and the request without its seed. A later request with this key starts from a checkpoint, as
-one does that a server takes over from the server before it. So no policy, cost or device knows of this, and a device
-that has dropped its encoder need not load it.
+Theory of operation. The stages before a request's first steps encode its texts and pictures. Families declare the
+outputs that they would write for any seed (`family.ANY_SEED`). Those are kept under a key of all that determines them:
+the weights of these stages, by content, and the request without its seed. A later request with this key starts from a
+checkpoint, like a request that a server takes over from the server before it. So no policy, cost or device depends on
+this, and a device that has dropped its encoder need not load it.
 
 A blob in the cache is another name of the same file, and so is each copy that a request gets: none takes memory, and
-each is removed by its owner. An exact request shares with exact ones alone: what these begin from was encoded alone.
+each is removed by its owner. An exact request shares with exact ones alone: their encodings were computed alone.
 
-Rejected: a cache in each worker, of which admission and the policy would know nothing: they would load an encoder for
-it.
+Rejected: a cache in each worker. Admission and the policy would not know of it, and would load an encoder for it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.spec import Spec
 
 _NOT_ENCODED = frozenset({"seed", "preview_every", "pictures"})
-"""Fields of a spec that are not in a key; pictures are, by their pixels."""
+"""Fields of a spec that are not in a key; pictures are included by their pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUsage:
-    """What the cache holds now, and how many requests found something in it, or did not, since the start."""
+    """Size of the cache now, and the numbers of requests that found something in it, or did not, since the start."""
 
     num_bytes: int = 0
     num_hits: int = 0
@@ -41,7 +40,7 @@ class CacheUsage:
 
 
 class EncodeCache:
-    """At most `max_bytes` of what was encoded; what was used longest ago goes first. With 0 bytes it does nothing.
+    """Keeps up to `max_bytes` of encoded inputs; those used longest ago are dropped first. With 0 it does nothing.
 
     `copy` gives a blob a second name, or returns None if it is gone; `discard` removes a name.
     """
@@ -55,14 +54,14 @@ class EncodeCache:
         self._max_bytes, self._copy, self._discard = max_bytes, copy, discard
         self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
         self._num_bytes = self._num_hits = self._num_misses = 0
-        self._encoded: dict[int, set[int]] = {}  # The stages that have written the same as for any seed, by job.
+        self._encoded: dict[int, set[int]] = {}  # The stages whose outputs are the same for any seed, by job.
 
     @property
     def usage(self) -> CacheUsage:
         return CacheUsage(num_bytes=self._num_bytes, num_hits=self._num_hits, num_misses=self._num_misses)
 
     def find(self, request: Request, spec: Spec, costs: CostModel) -> Checkpoint:
-        """A checkpoint behind the encode of a new request, of blobs that belong to the request; empty if there is none.
+        """Return a checkpoint after the encode of a new request, of blobs that belong to it; empty if there is none.
 
         Raises UnknownCost.
         """
@@ -83,7 +82,7 @@ class EncodeCache:
     def note(
         self, job_id: int, request: Request, spec: Spec, index: int, costs: CostModel, states: Callable[[], Checkpoint]
     ) -> None:
-        """The stage with this index has written the same of a job as it would for any seed.
+        """Note that the stage with this index has written outputs of a job that are the same for any seed.
 
         If all stages before the steps have, their outputs are kept: `states` gives the blobs of the job.
         """
@@ -106,11 +105,11 @@ class EncodeCache:
                 self._drop(next(iter(self._kept)))
 
     def forget(self, job_id: int) -> None:
-        """A job has ended."""
+        """Forget a job that has ended."""
         self._encoded.pop(job_id, None)
 
     def _copied(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same states in blobs of their own; empty if one is gone."""
+        """Return the same states in blobs of their own; empty if one is gone."""
         copies: list[SavedState] = []
         for state in checkpoint.states:
             blob = self._copy(state.blob)
@@ -127,7 +126,7 @@ class EncodeCache:
             self._discard(blob)
 
     def lose(self, gone: Collection[StateBlob]) -> None:
-        """Drop what cannot be used without these blobs."""
+        """Drop entries that cannot be used without these blobs."""
         lost = set(gone)
         for key in [key for key, kept in self._kept.items() if not lost.isdisjoint(kept.blobs)]:
             self._drop(key)
@@ -138,12 +137,12 @@ class EncodeCache:
 
 
 def num_leading(itinerary: Itinerary) -> int:
-    """How many stages come before the first with steps; 0 if there are no steps."""
+    """Return how many stages come before the first with steps; 0 if there are no steps."""
     return next((index for index, stage in enumerate(itinerary.stages) if stage.has_steps), 0)
 
 
 def _key(itinerary: Itinerary, spec: Spec, costs: CostModel) -> str:
-    """A digest of all that the stages before the steps read."""
+    """Return a digest of all that the stages before the steps read."""
     stages = itinerary.stages[: num_leading(itinerary)]
     weights = [[component.digest for component in costs.components(stage)] for stage in stages]
     asked = [(one.name, getattr(spec, one.name)) for one in fields(spec) if one.name not in _NOT_ENCODED]

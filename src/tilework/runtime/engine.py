@@ -64,16 +64,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`table` is used as it is, but that the speed of loads is measured if it has none and they are needed; without a
-    table the devices are measured, as far as `cache` does not know them.
+    """Configuration of an engine.
+    `table` is used unchanged, except that the speed of loads is measured if it has none and loads are needed. Without a
+    table the devices are measured, as far as `cache` has no measurements of them.
 
-    The start measures for at most `measure_s` seconds, as far as that can be predicted. What is left then is predicted,
-    and measured later on idle devices. `require_all` lets no start serve some of its models without those that cannot
-    run.
-    `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
-    engine's clock shows when it is made: it may continue an earlier engine's clock. `encode_cache_bytes` is how much of
-    what was encoded is kept for requests that would encode the same. `usual` is how a model runs that is added: as the
-    server says, not as another model of it.
+    The start measures for at most `measure_s` seconds, as far as that can be predicted. The rest is predicted, and
+    measured later on idle devices. With `require_all` a start fails if some of its models cannot run, instead of
+    serving the others. `exact` says that all requests will be exact, so neither groups nor batches are measured.
+    `begin_ns` is the time of the engine's clock when the engine is made: it may continue an earlier engine's clock.
+    `encode_cache_bytes` is the size of the cache of encoded inputs. `usual` has the settings of the server for models
+    that are added.
     """
 
     controller: ControllerConfig = field(default_factory=ControllerConfig)
@@ -90,7 +90,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the engine is doing, right now, without its CPU slots. `num_jobs` are those that have not ended."""
+    """State of the engine right now, without its CPU slots. `num_jobs` are those that have not ended."""
 
     num_devices: int
     num_devices_up: int
@@ -101,19 +101,19 @@ class Health:
 class Engine:
     """One controller over one executor. `start` before anything else; `submit` answers at once.
 
-    `log`, if given, receives the event log (`control.log`); `on_progress`, while it starts, what that waits
-    for. With a `keeper` open requests outlive the engine: the next one can `restore` them. `check_lease` as in
+    `log`, if given, receives the event log (`control.log`); `on_progress` receives, during the start, what the start
+    waits for. With a `keeper` open requests outlive the engine: the next one can `restore` them. `check_lease` as in
     `ControlLoop`.
     """
 
     models: Mapping[str, ModelInfo]
-    """What it serves, by name; a request that names none gets the first."""
+    """Models that it serves, by name; a request that names none gets the first."""
     not_served: Mapping[str, NotServed]
-    """The other models of its start, by name: they cannot run on its devices."""
+    """Other models of its start, by name: they cannot run on its devices."""
     catalog: Catalog
-    """How that is changed."""
+    """Catalog through which the served models are changed."""
     failure: str
-    """Why it has `failed`: its scheduler did, and nothing but `stop` can be done with it; empty before."""
+    """Reason why it has `failed`, empty before: its scheduler failed, and only `stop` can still be called."""
 
     def __init__(
         self,
@@ -151,25 +151,25 @@ class Engine:
 
     @property
     def starting(self) -> str:
-        """What the start waits for, or waited for last."""
+        """Activity that the start waits for, or waited for last."""
         return self._starting
 
     @property
     def start_parts(self) -> StartParts:
-        """How long the parts of the start took, once it has started."""
+        """Durations of the parts of the start, once it has started."""
         return self._start_parts
 
     def cost_table(self) -> CostTable:
-        """What things cost, with what was measured since the start."""
+        """Return the cost table, corrected by measurements since the start."""
         return self._controller.costs.corrected_table()
 
     def _log_header(self, segment: int, state: LogState | None) -> str:
-        """The header of a segment of the log; that of a later one has the costs as they are by then."""
+        """Return the header of a segment of the log; that of a later segment has the costs at that time."""
         table = self._controller.costs.table if state is None else self.cost_table()
         return header_line(tilework.__version__, self._config.controller, table, segment, state)
 
     def observe(self, observer: Observer) -> None:
-        """Tell this one, and no other, what happens from now on."""
+        """Pass events to this observer, and no other, from now on."""
         self._observer = observer
         if self._started:
             self._control.observe(observer)
@@ -240,7 +240,7 @@ class Engine:
             _log.exception("what the start has left is not measured; it stays predicted")
 
     def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> dict[str, ModelInfo]:
-        """Serve these of the models that were loaded, and let devices forget the others; returns `models`."""
+        """Serve these of the loaded models, and let devices forget the others; returns `models`."""
         self.models = infos = {one.info.name: one.info for one in served}
         self.not_served = not_served
         for name in [one.name for one in not_served.values() if one.info is not None]:
@@ -268,8 +268,8 @@ class Engine:
     async def stop(self) -> None:
         """End every request that is still open as cancelled, then the workers.
 
-        With a keeper only their tickets end: what is kept of them stays, as if the process had been killed, but that
-        running works may end at their next step first.
+        With a keeper only their tickets end: what is kept of the requests stays, as if the process had been killed,
+        except that running works may first end at their next step.
         """
         self.drain()
         if self._started:
@@ -297,7 +297,7 @@ class Engine:
             self._measuring_left.cancel()
 
     def now_ns(self) -> int:
-        """The clock of all its times: nanoseconds since the engine was made, and `begin_ns` before that."""
+        """Return the time of its clock: nanoseconds since the engine was made, plus `begin_ns`."""
         return time.monotonic_ns() - self._origin_ns
 
     def health(self) -> Health:
@@ -309,11 +309,11 @@ class Engine:
         )
 
     def backlog_ns(self) -> int:
-        """The predicted device time of the remaining work of open requests, right now."""
+        """Return the predicted device time of the remaining work of open requests, right now."""
         return self._controller.backlog_ns(self.now_ns())
 
     def usage(self) -> Usage:
-        """What the engine holds, right now; takes time in proportion to the open requests."""
+        """Return the resources that the engine holds right now; takes time in proportion to the open requests."""
         now_ns, policy = self.now_ns(), self._controller.policy
         occupancy = self._controller.occupancy(now_ns)
         free = {one.device_id: one.memory.free_bytes for one in self._controller.tracker.devices}
@@ -336,7 +336,7 @@ class Engine:
         )
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The devices that are up and what weights they have, accelerators first."""
+        """Return the devices that are up and the weights that they have, accelerators first."""
         tracker, readings = self._controller.tracker, self._executor.readings
         return tuple(
             Holding(
@@ -355,7 +355,7 @@ class Engine:
         )
 
     def _held(self, device_id: int, memory: Memory) -> tuple[HeldComponent, ...]:
-        """Those of models that an accelerator serves: all of them, if nothing is loaded on demand."""
+        """Return the components of models that an accelerator serves: all of them, if nothing is loaded on demand."""
         named, pools = self._controller.costs.named_components, self._controller.costs.pools
         if device_id >= self._executor.num_devices:
             return ()
@@ -374,15 +374,15 @@ class Engine:
         return tuple(held)
 
     def open_tickets(self) -> Iterator[Ticket]:
-        """Those of requests that have not ended, in the order of their arrival."""
+        """Return the tickets of requests that have not ended, in the order of their arrival."""
         return (entry.ticket for entry in self._requests)
 
     def standing_refusal(self) -> Reject | None:
-        """The refusal of every request that asks for no promise; None if one may be accepted. It takes microseconds."""
+        """Return the refusal of every request without a promise; None if one may be accepted. Takes microseconds."""
         return self._controller.standing_refusal(self.now_ns()) if self._started else None
 
     def devices_with(self, model: str) -> tuple[int, ...]:
-        """The accelerators that have all weights of a model, once they have done what they were told to load."""
+        """Return the accelerators that have all weights of a model, once their loads are done."""
         tracker, pools, needed = self._controller.tracker, self._controller.costs.pools, self._components(model)
         return tuple(
             device.device_id
@@ -391,19 +391,19 @@ class Engine:
         )
 
     def devices_serving(self, model: str) -> tuple[int, ...]:
-        """The accelerators that may run requests for a model, up or not."""
+        """Return the accelerators that may run requests for a model, up or not."""
         pools = self._controller.costs.pools
         return tuple(one for one in range(self._executor.num_devices) if pools.serves(one, model))
 
     def predicted_sizes(self, model: str) -> tuple[Shape, ...]:
-        """The sizes of the cost table at which a model was not measured yet."""
+        """Return the sizes of the cost table at which a model was not measured yet."""
         rows = self._controller.costs.table.rows
         return tuple(sorted({row.shape for row in rows if row.pipeline == model and row.is_predicted}))
 
     def identity(self, model: str, loras: Iterable[str] = ()) -> str:
-        """What a served model is, with these of its LoRAs, whatever their names.
+        """Return the identity of a served model with these of its LoRAs, which does not depend on their names.
 
-        States of one identity are no use to another.
+        States of one identity cannot be used with another.
         """
         key, known = self._executor.profile_key(model), self._controller.costs.table.loras.get(model, {})
         weights = [known[name].component if name in known else None for name in sorted(loras)]
@@ -411,7 +411,7 @@ class Engine:
         return ", ".join(parts)
 
     def is_on_host(self, model: str) -> bool:
-        """Whether the host of a node keeps a copy of all weights of a model, from which devices load them."""
+        """Return whether the host of a node keeps a copy of all weights of a model, from which devices load them."""
         needed, tracker = set(self._components(model)), self._controller.tracker
         nodes = {device.node for device in tracker.devices}
         return bool(needed) and any(needed <= set(tracker.kept_by_host(node)) for node in nodes)
@@ -421,7 +421,7 @@ class Engine:
         return [one for stage in costs.graph(model).stages for one in costs.components(stage)]
 
     def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
-        """How long requests for a model take when nothing else runs and weights are loaded; None if it is not known.
+        """Return how long requests for a model take when nothing else runs and weights are loaded; None if not known.
 
         They run side by side, as far as there are devices.
         """
@@ -441,9 +441,9 @@ class Engine:
         deadline_ns: int | None = None,
         terms: Terms = DEFAULT_TERMS,
     ) -> tuple[Ticket, ...] | Reject:
-        """Bring requests for a model in, all of them or none.
+        """Submit requests for a model, all of them or none.
 
-        Without a model it is the first. Uids must be new; `deadline_ns` is on the engine's clock.
+        Without a model, the first one is used. Uids must be new; `deadline_ns` is on the engine's clock.
         """
         arrival_ns, info = self.now_ns(), self._model(model)
         if (within := self._controller.costs.pools.within(info.name)) and within.isdisjoint(self._dispatcher.up):
@@ -471,7 +471,7 @@ class Engine:
         return answer
 
     def _encoded(self, request: Request, spec: Spec) -> Checkpoint:
-        """Where a new request may begin, as what it would encode was encoded before."""
+        """Return the checkpoint at which a new request may begin, since its inputs were encoded before."""
         try:
             return self._encode_cache.find(request, spec, self._controller.costs)
         except UnknownCost:  # The controller refuses it.
@@ -481,10 +481,10 @@ class Engine:
         return next(iter(self.models.values())) if name is None else self.models[name]
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
-        """Take requests in that an engine before this one had accepted, in this order; once, before any other.
+        """Take over requests that an engine before this one had accepted, in this order; once, before any other.
 
-        They go on from their checkpoints, as far as these are still there. A ticket whose request cannot be served any
-        more has failed already.
+        They go on from their checkpoints, as far as these are still there. The ticket of a request that can no longer
+        be served has failed already.
         """
         there = self._executor.inherit({blob for _, checkpoint in kept for blob in checkpoint.blobs})
         return tuple(self._restore(wanted, checkpoint.among(there)) for wanted, checkpoint in kept)
@@ -517,7 +517,7 @@ class Engine:
         return ticket
 
     def release(self, uid: str) -> None:
-        """The picture of a request that is done need not be made again, whatever happens: it is safe."""
+        """Release the states of a request that is done: its image is stored, and need not be made again."""
         self._dispatcher.release(uid)
 
     def cancel(self, uid: str, reason: str) -> None:
@@ -526,7 +526,7 @@ class Engine:
             self._control.handle(Cancelled(uid, reason))
 
     def predict(self, uid: str) -> EtaPrediction | None:
-        """When an open request is expected to be done, as of now; None once it has ended."""
+        """Return when an open request is expected to be done, as of now; None once it has ended."""
         job_id = self._requests.job_id(uid)
         return None if job_id is None else self._controller.predict(job_id, self.now_ns())
 
@@ -560,7 +560,7 @@ class Engine:
 
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
         if not self._started:
-            self._leaving_at_start.append(let_go)  # It may be measuring.
+            self._leaving_at_start.append(let_go)  # The node may be measuring.
         elif not self._stopped:
             up = tuple(device_id for device_id in device_ids if device_id in self._dispatcher.up)
             self._dispatcher.cordon(NodeCordoned(node, up, reason), let_go)

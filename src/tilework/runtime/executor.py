@@ -23,7 +23,7 @@ class WorkerStartFailed(RuntimeError):
 
 
 class CannotRun(Exception):
-    """Nothing of what was to be measured can run on these devices; the message says why, in one line."""
+    """No batch of a measurement can run on these devices; the message says why, in one line."""
 
 
 class ModelRefused(Exception):
@@ -31,14 +31,14 @@ class ModelRefused(Exception):
 
 
 def none_loaded(not_loaded: Sequence[NotLoaded]) -> str:
-    """What the error of a start says of which no model can be loaded."""
+    """Return the message for a start of which no model can be loaded."""
     if len(not_loaded) == 1:
         return f"{not_loaded[0].name} cannot be loaded: {not_loaded[0].reason}"
     return "no model can be loaded: " + "; ".join(f"{one.name}: {one.reason}" for one in not_loaded)
 
 
 def name_taken(name: str) -> str:
-    """Why a model cannot be added under this name."""
+    """Return why a model cannot be added under this name."""
     return f"{name} is served already; give the model another name, or remove that one before"
 
 
@@ -46,104 +46,104 @@ class Listener(Protocol):
     """Receives the reports of an executor, always on the event loop's thread."""
 
     def on_loading(self, num_ready: int) -> None:
-        """While the devices start: `num_ready` of them have loaded the model."""
+        """Note that `num_ready` devices have loaded the model; called while the devices start."""
 
     def on_report(self, device_id: int, report: Report) -> None: ...
     def on_lost(self, device_id: int, reason: str) -> None: ...
     def on_joined(self, device_id: int) -> None: ...
     def on_links_changed(self) -> None:
-        """Other accelerators than before are alone (`Executor.alone`), or it is known whether that changes soon."""
+        """Note that other accelerators are alone (`Executor.alone`), or that it is known whether that changes soon."""
 
     def on_read(self, read: WeightsRead) -> None:
-        """The host has read ahead of need, or could not."""
+        """Note that the host has read ahead of need, or could not."""
 
     def on_given_up(self, left: Collection[int]) -> None:
-        """A device is lost and will not be restarted. Others are `left`; none if it was the last one of its kind."""
+        """Note that a device is lost for good. Others are `left`; none if it was the last one of its kind."""
 
 
 class NodesListener(Listener, Protocol):
     """Receives the reports of an executor over several nodes."""
 
     def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
-        """A node has fetched `num_bytes` of states from the node `origin`, in this time."""
+        """Note that a node has fetched `num_bytes` of states from the node `origin`, in this time."""
 
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
-        """A node is about to leave, with these of its devices that are up.
+        """Note that a node is about to leave, with these of its devices that are up.
 
-        It goes after `let_go`, which is to be called when they have no works; `on_node_lost` follows.
+        The node goes after `let_go`, which is to be called when they have no works; `on_node_lost` follows.
         """
 
     def on_silent(self, nodes: tuple[int, ...]) -> None:
-        """These nodes, and no others, have said nothing for a moment."""
+        """Note that exactly these nodes have sent nothing for a moment."""
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
-        """A node is lost, with those of these devices that were up, and these blobs, which no other node has."""
+        """Note the loss of a node, with those of these devices that were up, and blobs that no other node has."""
 
 
 class Executor(Protocol):
     """Carries commands to devices, first in, first out per device.
 
-    Its listener hears no report that cannot be: the sender is lost instead.
+    Its listener gets no impossible report: the sender is lost instead.
     """
 
     @property
     def num_devices(self) -> int:
-        """Accelerators; their ids count from 0."""
+        """Number of accelerators; their ids count from 0."""
 
     @property
     def cell_size(self) -> int:
-        """How many workers each accelerator is. They have its weights together, and run its works together."""
+        """Number of workers that form each accelerator. They hold its weights together, and run its works together."""
 
     @property
     def devices_up(self) -> Group:
-        """The accelerators that have loaded and are not lost."""
+        """Accelerators that have loaded and are not lost."""
 
     @property
     def slots_up(self) -> Group:
-        """The CPU slots that have loaded and are not lost."""
+        """CPU slots that have loaded and are not lost."""
 
     @property
     def num_slots(self) -> int:
-        """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
+        """Number of CPU slots, known once the devices are up; their ids follow those of the accelerators."""
 
     def node(self, device_id: int) -> int:
-        """The node of an accelerator or CPU slot: groups lie on one node, and states are quicker there."""
+        """Return the node of an accelerator or CPU slot: groups lie on one node, and states move faster there."""
 
     @property
     def alone(self) -> Group:
-        """The accelerators that can run in no group now, up or not: none of their node is connected with them."""
+        """Accelerators that can run in no group now, up or not: no other one of their node is connected with them."""
 
     @property
     def is_linking(self) -> bool:
-        """Whether some of them are being connected, which takes seconds."""
+        """True if some of them are being connected, which takes seconds."""
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
-        """The accelerators of each model that not all serve, by its name; known once they are up."""
+        """Accelerators of each model that not all serve, by its name; known once they are up."""
 
     @property
     def weights_bytes(self) -> int | None:
-        """What a device has for weights: they are loaded when they are needed. None: all are there from the start."""
+        """Memory of a device for weights, which are loaded when they are needed. None: all are there from the start."""
 
     @property
     def host_bytes(self) -> int | None:
-        """How much of what devices have read the host keeps, known once they are up.
+        """Bytes that the host keeps of what devices have read, known once they are up.
 
-        None: all, or nothing is loaded.
+        None: no limit, or no weights are loaded on demand.
         """
 
     async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
-        """Start every device; returns the models in the order of their configuration, but those that cannot be loaded.
+        """Start every device; returns the models that can be loaded, in the order of their configuration.
 
         Raises WorkerStartFailed.
         """
 
     @property
     def not_loaded(self) -> Sequence[NotLoaded]:
-        """Models of the start that could not be loaded; known once it is over. The others are served."""
+        """Models of the start that could not be loaded; known once the start is over. The others are served."""
 
     def profile_key(self, model: str) -> ProfileKey:
-        """Identifies hardware, model and settings of measurements; known once the devices are up."""
+        """Return the hardware, model and settings that identify measurements; known once the devices are up."""
 
     def calibrate(
         self,
@@ -157,24 +157,24 @@ class Executor(Protocol):
     ) -> Awaitable[tuple[CostRow, ...]]:
         """Measure a model; `known` stages are run, not timed.
 
-        With no runs (0) all are only warmed up, and the last of these runs is timed. The answer raises
-        WorkerStartFailed if a device is lost, and CannotRun if none can run any of the batches.
+        With no runs (0) all stages are only warmed up, and the last of these runs is timed. The answer raises
+        WorkerStartFailed if a device is lost, and CannotRun if no device can run any of the batches.
 
-        Without `devices` it is measured on all accelerators that serve it at once, in groups of `degree`. The weights
-        of the model and of these LoRAs are loaded before, and stay until others are needed. On these `devices`, which
-        are `degree`, it is measured once, between the commands that were sent to them before this call and those that
-        are sent after it; nothing stays there. If a device has no room for all weights, it loads those of each stage
-        when it comes to that.
+        Without `devices` the model is measured on all accelerators that serve it at once, in groups of `degree`. The
+        weights of the model and of these LoRAs are loaded before, and stay until others are needed. With `devices`, of
+        which there are `degree`, it is measured once, after the commands that were sent to them before this call and
+        before those that are sent later; no weights stay there. If a device has no room for all weights, it loads those
+        of each stage before it measures the stage.
         """
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
-        """Drop the weights that were loaded to measure and have stayed.
+        """Drop the weights that were loaded for measurements and have stayed.
 
         Returns the speeds at which sources gave such weights, in bytes per second.
         """
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
-        """Read a further model, beside what devices do. Raises ModelRefused, also if its name is one of `served`.
+        """Read a further model while devices run works. Raises ModelRefused, also if its name is one of `served`.
 
         `add_model` or `remove_model` must follow.
         """
@@ -189,29 +189,29 @@ class Executor(Protocol):
         """Forget a model that was read, and let no device serve it any more."""
 
     def remove_lora(self, model: str, name: str) -> None:
-        """Let requests for a model use a LoRA no more."""
+        """Stop letting requests for a model use a LoRA."""
 
     @property
     def resident_bytes(self) -> Mapping[str, int]:
-        """Memory of the workers that there are, by device: "0"; in a cell by device and rank: "0.1".
+        """Memory of the existing workers, by device: "0"; in a cell by device and rank: "0.1".
 
         Shared pages included; only where there is /proc.
         """
 
     @property
     def readings(self) -> Mapping[str, DeviceReading]:
-        """What the device of each worker said of itself last, by the same names; only of CUDA devices."""
+        """Latest readings that the device of each worker has reported, by the same names; only of CUDA devices."""
 
     @property
     def bad_reports(self) -> Mapping[int, int]:
-        """How often the node at each place was lost, or a worker there, since it had reported what cannot be."""
+        """Number of times that the node at each place, or a worker there, was lost after an impossible report."""
 
     def send(self, device_id: int, outgoing: Outgoing) -> None: ...
     def read_ahead(self, read: ReadComponents) -> None:
-        """Let the host read components; `on_read` follows. It reads once at a time."""
+        """Let the host read components; `on_read` follows. It does one read at a time."""
 
     def group(self, devices: Group) -> GroupRef:
-        """The group of these devices, for commands that are sent next."""
+        """Return the group of these devices, for commands that are sent next."""
 
     def break_off(self, ref: GroupRef) -> None:
         """End a group, since one member cannot continue."""
@@ -222,11 +222,11 @@ class Executor(Protocol):
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
         """Keep the blobs of an earlier server; returns those that still exist.
 
-        Call it once, before any blob is written; all other blobs of that server are removed.
+        To be called once, before any blob is written; all other blobs of that server are removed.
         """
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
-        """Another name for what a blob holds, to be discarded by itself; None if that is gone."""
+        """Give a blob another name, to be discarded on its own; None if the blob is gone."""
 
     def discard(self, blob: StateBlob) -> None:
         """Remove a blob that is no longer needed."""

@@ -14,17 +14,18 @@ from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 class LocalConfig:
     """Configuration of worker processes: `num_workers` accelerators, and `num_slots` CPU slots if a model needs some.
 
-    The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
-    from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
-    Of jobs that have no work there each worker keeps `states_bytes` at most, and of the steps of requests with a cache
-    `cache_bytes`. Accelerators are in cells of `cell_size`, which divides their number: see `CellExecutor`. Groups of
-    them talk by `collectives`, of `core.comm`; None: by what is usual for the device. Where that is a communicator of
-    their node, it has to form within `link_timeout_s`; else they run alone.
+    The `sources` of their models agree on threads, memory and the type of device. Each worker has the models that it
+    serves from the start; with `weights_bytes` it knows all models, and an accelerator holds at most that many bytes of
+    weights at a time. Each worker keeps at most `states_bytes` of jobs that have no work there, and at most
+    `cache_bytes` for the caches of requests. Accelerators are in cells of `cell_size`, which divides their number: see
+    `CellExecutor`. Groups of them communicate by `collectives`, a key of `core.comm.COLLECTIVES`; None: by the usual
+    one of the device. If that is a communicator of their node, it has to form within `link_timeout_s`; otherwise they
+    run alone.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
     After `max_restarts` deaths in a row before its model was loaded, a worker is given up. `owner` is the data
-    directory of a durable server, whose next start uses the blobs that are left.
+    directory of a durable server, whose next start uses the remaining blobs.
     """
 
     num_workers: int

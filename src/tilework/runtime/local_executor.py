@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 async def _never(error: WorkerStartFailed) -> tuple[CostRow, ...]:
-    """The answer to what could not be measured."""
+    """Answer for a measurement that could not be made: raise the error."""
     raise error
 
 
@@ -72,18 +72,18 @@ class LocalExecutor:
         self._num_bad_reports = 0
         self._deaths: dict[int, int] = {}  # Deaths without a finished work between them.
         self._restarting: set[int] = set()
-        self._start_timers: dict[int, asyncio.TimerHandle] = {}  # Of those that are started again.
+        self._start_timers: dict[int, asyncio.TimerHandle] = {}  # Of the workers that are started again.
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
         self._readings: dict[int, DeviceReading] = {}
         self._calibration: Calibration | None = None
-        self._alone_s: dict[str, float] = {}  # How long measuring a model has taken on one device, at most.
+        self._alone_s: dict[str, float] = {}  # The longest time that measuring a model on one device has taken.
         self._started_with: dict[int, tuple[Source, ...]] = {}
         self._groups = NodeGroups(self.send)
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
-        self._measures_beside = False  # What is measured, or was last, is measured beside requests.
+        self._measures_beside = False  # The present measurement, or the last one, runs beside requests.
         self._infos: tuple[ModelInfo, ...] = ()  # Of the sources, once they have loaded.
         self.not_loaded: tuple[NotLoaded, ...] = ()
         self._read: dict[str, ModelInfo] = {}  # Of models that are about to be added.
@@ -118,7 +118,7 @@ class LocalExecutor:
 
     @property
     def blobs(self) -> StateBlobDirectory:
-        """The state blobs of this node, once its workers start."""
+        """State blobs of this node, once its workers start."""
         return self._blobs
 
     @property
@@ -144,11 +144,11 @@ class LocalExecutor:
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Process ids of the workers that there are, by the names of `resident_bytes`."""
+        """Process ids of the existing workers, by the names of `resident_bytes`."""
         return {str(device_id): worker.pid for device_id, worker in self._workers.items() if worker.pid is not None}
 
     def pid(self, device_id: int) -> int | None:
-        """Process id of a device's worker; None while there is none."""
+        """Return the process id of a device's worker; None while there is none."""
         worker = self._workers.get(device_id)
         return None if worker is None else worker.pid
 
@@ -201,7 +201,7 @@ class LocalExecutor:
         return first.models
 
     async def _form_groups(self) -> None:
-        """Let the workers form their node's communicator. One that does not form leaves all of them alone.
+        """Let the workers form their node's communicator. If it does not form, all of them are alone.
 
         Raises WorkerStartFailed if they are cells, which need it.
         """
@@ -259,7 +259,7 @@ class LocalExecutor:
         return await self._begin_calibration(command, groups)
 
     def _calibrate_on(self, devices: Group, command: Calibrate) -> Awaitable[tuple[CostRow, ...]]:
-        """Measure in one group, which keeps nothing of it."""
+        """Measure in one group, which keeps none of the weights."""
         lost = [device_id for device_id in devices if device_id not in self._up]
         if lost:
             return _never(WorkerStartFailed(f"worker {lost[0]} is not up"))
@@ -273,7 +273,7 @@ class LocalExecutor:
         return rows
 
     def _begin_calibration(self, command: Calibrate, groups: Sequence[Group]) -> Awaitable[tuple[CostRow, ...]]:
-        """Let each of these groups, all of one size, measure; what they have measured."""
+        """Let each of these groups, all of one size, measure; returns the measured rows."""
         size = len(groups[0]) if groups else 1
         refs = {group: None if size == 1 else self.group(group) for group in groups}
         limit_s = self._limit_s(command.model, size)
@@ -294,7 +294,7 @@ class LocalExecutor:
             self.send(device_id, outgoing)
 
     def _limit_s(self, model: str, degree: int) -> float:
-        """How long it may take to measure this model. What compiles for a size compiles for each degree, too."""
+        """Return how long measuring this model may take. A model that compiles for a size compiles for each degree."""
         if degree == 1:
             return self._config.start_timeout_s
         least_s = (
@@ -360,7 +360,7 @@ class LocalExecutor:
         return source
 
     def _change(self, model: str, change: Callable[[ModelSource], ModelSource]) -> None:
-        """Change what workers are started with for a model."""
+        """Change the source of a model with which workers are started."""
         self._sources = tuple(
             change(one) if isinstance(one, ModelSource) and one.name == model else one for one in self._sources
         )
@@ -374,7 +374,7 @@ class LocalExecutor:
         self._reader.read(read)
 
     async def end_reads(self) -> None:
-        """End what is read ahead of need; it is not answered."""
+        """End reads ahead of need, without an answer."""
         await self._reader.close(self._config.stop_grace_s)
 
     def kill(self, device_id: int, reason: str) -> None:
@@ -414,12 +414,12 @@ class LocalExecutor:
         return await asyncio.gather(*(self._loaded[device_id] for device_id in devices))
 
     def _models(self, loaded: Sequence[Loaded]) -> tuple[LoadedModel, ...]:
-        """The models of the start, each as the first worker that has it has loaded it.
+        """Return the models of the start, each as the first worker that has it has loaded it.
 
-        One that a worker could not load is `not_loaded`: it is no source any more, and workers forget it.
+        A model that a worker could not load is `not_loaded`: it is no source any more, and workers forget it.
 
         Raises:
-            WorkerStartFailed: that is so of all.
+            WorkerStartFailed: no model could be loaded.
         """
         found: dict[Source, LoadedModel] = {}
         failed: dict[Source, NotLoaded] = {}
@@ -442,7 +442,7 @@ class LocalExecutor:
         return models
 
     def _sources_of(self, device_id: int) -> tuple[Source, ...]:
-        """What a worker is started with: where weights are there from the start, what it serves, or else the first."""
+        """Return the sources for a worker's start: those it serves, or the first; all if weights load on demand."""
         if device_id >= self.num_devices or self._config.weights_bytes is not None:
             return self._sources
         served = [
@@ -453,7 +453,7 @@ class LocalExecutor:
         return tuple(served) or self._sources[:1]
 
     def _cell(self, device_id: int) -> Group:
-        """The accelerators that are in a cell with this one, which is among them."""
+        """Return the accelerators of the cell of this one, which is among them."""
         size = self._config.cell_size
         first = device_id // size * size
         return tuple(range(first, first + size))
@@ -538,10 +538,10 @@ class LocalExecutor:
             self._schedule_restart(device_id, reason)
 
     def _fail_waiting(self, device_id: int, reason: str) -> None:
-        """A worker is lost: fail a start, or a calibration, that waits for it.
+        """Fail a start, or a calibration, that waits for a lost worker.
 
-        A server starts with all its workers or not at all. One that serves, and measures what its start has left, or a
-        model that is added, goes on without that.
+        A server starts with all its workers or not at all. A server that already serves, and measures the rest of its
+        start or a model that is added, goes on without that.
         """
         if self._measures_beside:
             if self._calibration is not None and self._calibration.awaits(device_id):
@@ -567,7 +567,7 @@ class LocalExecutor:
         self._loop.call_later(delay_s, self._respawn, device_id)
 
     def _left(self) -> Collection[int]:
-        """The devices that are not given up; none if all accelerators are, or all CPU slots."""
+        """Return the devices that are not given up; none if all accelerators are, or all CPU slots."""
         left = self._workers.keys() | self._restarting
         devices, slots = range(self.num_devices), range(self.num_devices, self.num_devices + self._num_slots)
         return () if any(kind and left.isdisjoint(kind) for kind in (devices, slots)) else left

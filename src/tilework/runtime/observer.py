@@ -1,4 +1,4 @@
-"""The interface for metrics: callbacks of an engine's events, and its usage."""
+"""The interface for metrics: callbacks for an engine's events, and its usage."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ class EndedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an engine holds. `waiting` and `running` count open requests by class.
+    """Resources that an engine holds. `waiting` and `running` count open requests by class.
 
     `backlog_ns` is the predicted device time of their remaining work, `state_blob_bytes` the size of their states in
     shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
-    work; `kept` is what it keeps of requests that have no work there; `resident_bytes` is the memory of each worker
-    process; `weights_free_bytes` is what those that load weights on demand have left for weights when their works have
-    ended. `readings` are what the device of each worker said of itself last, by the names of `resident_bytes`.
-    `bad_reports` are those of `Executor.bad_reports`.
-    `placements` are there if the policy decides which stages devices are for. `cost_deviations` are those of the latest
-    works from what was measured. `margins` are those of promises, `guard` what was held back or started to keep them.
+    work; `kept` is what the device keeps of requests that have no work there; `resident_bytes` is the memory of each
+    worker process; `weights_free_bytes` is the free memory for weights, when works have ended, of devices that load
+    weights on demand. `readings` are the latest ones that the device of each worker reported, by the names of
+    `resident_bytes`. `bad_reports` are those of `Executor.bad_reports`.
+    `placements` are given if the policy decides which stages devices are for. `cost_deviations` are those of the latest
+    works from the measured times. `margins` are those of promises; `guard` counts the works held back or started to
+    keep promises.
     """
 
     waiting: Mapping[str, int]
@@ -71,7 +72,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldComponent:
-    """Weights on a device: `name` is what the stages of the first of `models` call them, or that of a LoRA.
+    """Weights on a device: `name` is their name in the stages of the first of `models`, or that of a LoRA.
 
     All these models use them.
     """
@@ -87,7 +88,7 @@ class Holding:
 
     `total_bytes` is its memory for weights; None: no limit.
     `used_bytes` is the accelerator memory in use, by any process, at the end of its latest work, if that is known.
-    `readings` are what it said of itself last; a cell says as much as it has workers.
+    `readings` are its latest ones; a cell has one for each of its workers.
     """
 
     device_id: int
@@ -104,38 +105,38 @@ class Observer:
     """Receives the events of an engine, on its event loop. It must neither block nor raise. This base ignores them."""
 
     def on_decided(self, now_ns: int, took_ns: int, num_waiting: int) -> None:
-        """The controller took `took_ns` for an event at `now_ns`; `num_waiting` requests have no work now."""
+        """Note that the controller took `took_ns` for an event; `num_waiting` requests have no work now."""
 
     def on_refused(self, request: Request, code: RefusalCode) -> None: ...
 
     def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
-        """An accepted request has ended. Called once per request."""
+        """Note that an accepted request has ended. Called once per request."""
 
     def on_work_sent(self, work: Work, requests: tuple[Request, ...], predicted_ns: int, now_ns: int) -> None:
-        """A work was sent to its devices, where it begins after those that they have. `on_work_ended` follows."""
+        """Note that a work was sent to its devices, where it begins after their works. `on_work_ended` follows."""
 
     def on_work_ended(self, ended: EndedWork) -> None: ...
 
     def on_work_stopped(self, work_id: int) -> None:
-        """A work was asked to end early. `on_work_ended` follows."""
+        """Note that a work was asked to end early. `on_work_ended` follows."""
 
     def on_stuck(self, work: Work) -> None:
-        """A work has finished no step for too long. Its group is broken off, or its workers are killed."""
+        """Note that a work has finished no step for too long. Its group is broken off, or its workers are killed."""
 
     def on_log_lost(self) -> None:
-        """Writing the event log has failed. It ends there."""
+        """Note that writing the event log has failed. The log ends there."""
 
     def on_weights_loaded(self, device_id: int, source: LoadSource, num_bytes: int, run_ns: int) -> None:
-        """A device has loaded weights for its next work."""
+        """Note that a device has loaded weights for its next work."""
 
     def on_placed(self, placement: NewPlacement) -> None:
-        """The policy has changed which stages devices are for."""
+        """Note that the policy has changed which stages devices are for."""
 
     def on_moved(self, job_id: int) -> None:
-        """A request moves to devices that do not have its state."""
+        """Note that a request moves to devices that do not have its state."""
 
     def on_preempted(self, job_id: int) -> None:
-        """An unfinished request has no work now, while another runs on a device of its last work."""
+        """Note that an unfinished request has no work now, while another runs on a device of its last work."""
 
     def on_previewed(self, job_id: int) -> None: ...
 
@@ -145,12 +146,12 @@ class Observer:
 
 
 class Observers(Observer):
-    """Passes each event on to those of several observers that do something with it, in their order."""
+    """Passes each event to those of several observers that handle it, in their order."""
 
     def __init__(self, *observers: Observer) -> None:
         for name in [name for name in vars(Observer) if name.startswith("on_")]:
             given = [getattr(one, name) for one in observers if getattr(type(one), name) is not getattr(Observer, name)]
-            if given:  # A call of one costs nothing more than without this class.
+            if given:  # A call of a single observer costs nothing more than without this class.
                 setattr(self, name, given[0] if len(given) == 1 else _each(given))
 
 

@@ -19,8 +19,8 @@ It may resolve to None, or be cancelled: then there is no command.
 class Outbox:
     """Calls `write` with one command after the other, from `open` on.
 
-    `StopWork`, `BreakGroup` and `EnterNode` do not wait for unresolved futures. `StopWork` of a work that waits for one
-    marks it as revoked.
+    `StopWork`, `BreakGroup` and `EnterNode` do not wait for unresolved futures. `StopWork` of a work that waits for a
+    future marks the work as revoked.
     """
 
     def __init__(self, write: Callable[[Command], None]) -> None:
@@ -43,7 +43,7 @@ class Outbox:
             self._pump()
 
     def clear(self) -> None:
-        """Forget what waits, since the device was lost: what is sent from now on does not wait for it."""
+        """Forget waiting commands, since the device was lost: later ones do not wait for them."""
         self._waiting.clear()
         self._is_blocked = False
 

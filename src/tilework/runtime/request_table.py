@@ -11,7 +11,7 @@ from tilework.runtime.ticket import Ticket
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """An open request. `image` or `file` is the one that a work has reported last."""
+    """An open request. `image` or `file` is the latest one that a work has reported."""
 
     spec: Spec
     ticket: Ticket
@@ -44,7 +44,7 @@ class RequestTable:
         return self._entries.get(job_id)
 
     def job_id(self, uid: str) -> int | None:
-        """The job id of a request; None if it is not open."""
+        """Return the job id of a request; None if it is not open."""
         return self._job_ids.get(uid)
 
     def add(self, job_id: int, spec: Spec, ticket: Ticket) -> None:

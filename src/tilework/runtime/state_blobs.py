@@ -32,8 +32,8 @@ class StateBlobDirectory:
     has 64 MB of shared memory unless configured otherwise.
 
     The process holds a lock on its directory while it lives. Directories whose lock is free belonged to killed
-    processes and are removed here. A process id instead of a lock would not do: containers may share memory but not
-    process ids. Only directories that no other user can have made or changed are looked into.
+    processes and are removed here. A process id would not do instead of a lock: containers may share memory but not
+    process ids. Only directories that no other user can have made or changed are read.
 
     With an `owner`, the data directory of a durable server, the blobs may outlive the process: the server's next start
     finds this directory by the owner's path and reuses it. No other server removes it while the owner exists.
@@ -57,11 +57,11 @@ class StateBlobDirectory:
 
     @property
     def names(self) -> Set[str]:
-        """The names of the blobs that were reported and not discarded."""
+        """Names of the blobs that were reported and not discarded."""
         return self._known
 
     def keep_only(self, blobs: Collection[StateBlob]) -> None:
-        """Remove all other blobs; nothing is writing one."""
+        """Remove all other blobs; no worker may be writing one."""
         self._known = {blob.name for blob in blobs}
         self._clear()
 
@@ -83,7 +83,7 @@ class StateBlobDirectory:
                     path.unlink(missing_ok=True)
 
     def copy(self, blob: StateBlob, name: str = "") -> StateBlob | None:
-        """Another name of the same file, to be discarded by itself: a new one if it is not given.
+        """Give the same file another name, to be discarded on its own: a new one if it is not given.
 
         None if there is no such file, or no room for a name.
         """
@@ -123,7 +123,7 @@ def _make(root: Path, owner: Path | None) -> tuple[Path, int]:
                 file.write(str(owner))
         lock = _new(_UNLOCKED, folder)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(_UNLOCKED, _LOCK, src_dir_fd=folder, dst_dir_fd=folder)  # Under its name it is never free.
+        os.rename(_UNLOCKED, _LOCK, src_dir_fd=folder, dst_dir_fd=folder)  # It is locked before it gets its name.
     return path, lock
 
 
@@ -147,10 +147,11 @@ def _take_abandoned(roots: list[Path], owner: Path | None) -> tuple[Path, int] |
 
 
 def _abandoned(roots: list[Path]) -> Iterator[tuple[Path, int, Path | None]]:
-    """Tilework's directories of this user alone whose lock was free, each with the lock, now held, and its owner.
+    """Yield Tilework's directories of this user alone whose lock was free, each with the lock, now held, and its owner.
 
-    Every user can make a directory of such a name, also one that looks like ours: what is read there would be another
-    user's word, and what is written there theirs to read. So one that others could have made or changed stays as it is.
+    Every user can make a directory of such a name, also one that looks like Tilework's: its files could come from
+    another user, and files written there could be read by that user. So a directory that others could have made or
+    changed is not touched.
     """
     for path in (path for root in roots for path in root.glob(f"{_PREFIX}*")):
         try:
@@ -161,16 +162,16 @@ def _abandoned(roots: list[Path]) -> Iterator[tuple[Path, int, Path | None]]:
                 its_owner = _owner(folder)
                 stack.pop_all()
         except NotOwn as error:
-            if not error.is_anothers:  # Servers of other users are nothing to warn of.
+            if not error.is_anothers:  # Servers of other users need no warning.
                 _log.warning("%s is not used, since other users could change what is there: %s", path, error)
             continue
-        except OSError:  # In use, just removed, or no directory of a server.
+        except OSError:  # It is in use, just removed, or no directory of a server.
             continue
         yield path, lock, its_owner
 
 
 def _owner(folder: int) -> Path | None:
-    """Raises NotOwn, OSError."""
+    """Return the owner in a directory, if any. Raises NotOwn, OSError."""
     try:
         with open(open_private_file(_OWNER, folder, os.O_RDONLY), encoding="utf-8") as file:
             return Path(file.read())

@@ -1,4 +1,4 @@
-"""What a submitter holds: a ticket that resolves to the one outcome of its request, with the story of how it went."""
+"""The submitter's side of a request: a ticket that resolves to its one outcome, with the history of the request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tilework.core.work import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an engine is asked for, of which model. Times are on its clock.
+    """A request to an engine, for a model. Times are on the engine's clock.
 
-    One that was accepted before may have lost what it needs: `lost` says what is missing.
+    A request that was accepted before may have lost what it needs: `lost` says what is missing.
     """
 
     uid: str
@@ -31,7 +31,7 @@ class Wanted:
     lost: str = ""
 
     def request(self, info: ModelInfo | None) -> Request:
-        """What scheduling needs to know of it. Of a model that is not served, None, it is never scheduled."""
+        """Return the request for scheduling. Without `info` the model is not served, and it is never scheduled."""
         spec, terms = self.spec, self.terms
         return Request(
             uid=self.uid,
@@ -60,7 +60,7 @@ class Wanted:
 
 
 def _passes(spec: Spec, info: ModelInfo) -> float:
-    """See `core.request.Request`: true guidance runs each pass twice, SD3 skips layers in a third pass."""
+    """Return `core.request.Request.passes`: true guidance runs each pass twice, SD3 skips layers in a third pass."""
     given = spec.arguments
     if info.has_true_guidance(spec.negative_prompt, given):
         return 2.0
@@ -77,8 +77,8 @@ def _passes(spec: Spec, info: ModelInfo) -> float:
 class Segment:
     """One executed work of a request, on the engine's clock. `num_steps` is 0 for a stage without steps.
 
-    A `sliced` one had to do with less memory. `batch` requests shared its forward passes, this one included. Before it
-    weights were loaded for `load_ns`. `cache_use` is what its cache did, if the request has one.
+    A `sliced` work ran with less memory. `batch` requests shared its forward passes, this one included. `load_ns` is
+    the time of loading weights before it. `cache_use` is what its cache computed and skipped, if the request has one.
     """
 
     stage: str
@@ -93,16 +93,16 @@ class Segment:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it ran as the stock pipeline would: on one device, alone in its forward passes, and whole."""
+        """True if it ran as the stock pipeline would: on one device, alone in its forward passes, and whole."""
         return len(self.devices) == 1 and self.batch == 1 and not self.sliced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a request ended. Times are on the engine's clock.
+    """The end of a request. Times are on the engine's clock.
 
-    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video. One that its model does
-    not serve has a `refusal`, and is cancelled with its reason.
+    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video. A request that its model
+    does not serve has a `refusal`, and is cancelled with the model's reason.
     """
 
     uid: str
@@ -117,7 +117,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a picture looked like after `steps_done` of its request's steps."""
+    """The look of an image after `steps_done` of its request's steps."""
 
     steps_done: int
     image: Image = field(repr=False)
@@ -127,9 +127,10 @@ class Preview:
 class Ticket:
     """An accepted request. `outcome` resolves exactly once; `steps_done` follows the running work.
 
-    `eta_ns` is what was predicted at its admission, by `eta_p90_ns` nine of ten such requests are done. `checkpoint` is
-    where it began, `history` every action that concerned the request, with its time, and `preview` the latest. One that
-    was `taken_back` by its submitter, before anything else became of it, was never accepted in the eyes of its client.
+    `eta_ns` is the finish predicted at its admission; by `eta_p90_ns` nine of ten such requests are done. `checkpoint`
+    is where it began, `history` has every action that concerned the request, with its time, and `preview` is the latest
+    one. For its client, a request that was `taken_back` by its submitter before anything else happened was never
+    accepted.
     """
 
     request: Request
@@ -150,7 +151,7 @@ class Ticket:
 
     @property
     def status(self) -> Status:
-        """A job that has begun and has no work now is paused."""
+        """Status of the request. A job that has begun and has no work now is paused."""
         if self.outcome.done() and not self.outcome.cancelled():
             return self.outcome.result().status
         if self.is_running:
@@ -158,9 +159,9 @@ class Ticket:
         return Status.QUEUED if self.first_start_ns is None else Status.PAUSED
 
     def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_change` after every change, the end included; returns what ends that.
+        """Call `on_change` after every change, the end included; returns a function that ends that.
 
-        It is told that something has changed, not what: who is slow reads the latest state, and nothing piles up.
+        The call does not say what has changed: a slow watcher reads the latest state, and nothing piles up.
         """
         number, self._next_watcher = self._next_watcher, self._next_watcher + 1
         self._watchers[number] = on_change
@@ -187,7 +188,8 @@ class Ticket:
     def add(self, segment: Segment, first_step: int) -> None:
         """Add a finished work, which began when `first_step` steps were done.
 
-        One of several devices ends for us when the last of them has reported: a later one may have come before it.
+        A work of several devices is added when the last of them has reported: a later work may have been added before
+        it.
         """
         is_latest = not self.segments or segment.start_ns >= self.segments[-1].start_ns
         self.segments.append(segment)
@@ -198,7 +200,7 @@ class Ticket:
         self._tell()
 
     def pause(self) -> None:
-        """It has no work any more."""
+        """Note that it has no work any more."""
         self.is_running = False
         self._tell()
 

@@ -11,7 +11,7 @@ from tilework.core.work import Work
 
 
 def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -> Execute:
-    """The command that runs a work. `specs` are those of its jobs; `group` is None for one device."""
+    """Return the command that runs a work. `specs` are those of its jobs; `group` is None for one device."""
     return Execute(
         work_id=work.work_id,
         model=work.stage.pipeline,
@@ -26,7 +26,7 @@ def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -
 
 
 def import_command(move: StateMove, model: str, spec: Spec) -> ImportState:
-    """The command that imports the state that a resolved move delivers."""
+    """Return the command that imports the state that a resolved move delivers."""
     known = 0 not in move.stages
     return ImportState(
         job_id=move.job_id, model=model, spec=spec, position=move.position, states=move.states, known=known

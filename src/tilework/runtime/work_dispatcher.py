@@ -59,7 +59,7 @@ _STOP_POLL_S = 0.005
 class WorkDispatcher:
     """Sends works and moves to devices, and passes their results to tickets and then, by `handle`, to the controller.
 
-    Between works devices may measure models that are added: `turns`.
+    Between works devices may measure models that are added: see `turns`.
     `origin_ns` is the zero of the engine's clock on the machine's clock.
     """
 
@@ -98,7 +98,7 @@ class WorkDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work, move or job is left. Devices may load ahead of need."""
+        """True if no work, move or job is left. Devices may load ahead of need."""
         is_loading = any(not load.is_ahead for load in self._loads.values())
         return self._core.is_idle and not (self._groups or self._moves or is_loading or self.turns.devices)
 
@@ -130,7 +130,7 @@ class WorkDispatcher:
         self._discard(self._core.states.end(job_id))
 
     def hold(self, job_id: int, uid: str) -> None:
-        """End a job but hold its blobs until `release`: its picture may have to be made again."""
+        """End a job but hold its blobs until `release`: its image may have to be made again."""
         self._core.end_job(job_id)
         self._encode_cache.forget(job_id)
         self._core.states.hold(job_id, uid)
@@ -141,7 +141,7 @@ class WorkDispatcher:
 
     @property
     def state_bytes(self) -> int:
-        """The size of the states of all jobs."""
+        """Size of the states of all jobs."""
         return self._core.states.num_bytes
 
     def _discard(self, blobs: Iterable[StateBlob]) -> None:
@@ -216,7 +216,7 @@ class WorkDispatcher:
                 let_go()
 
     def lose_node(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
-        """Record that a node is lost: these devices, which were up, and these blobs."""
+        """Record the loss of a node, with these devices, which were up, and these blobs."""
         self._let_go.pop(node, None)
         for device_id in device_ids:
             self._forget(device_id)
@@ -247,7 +247,7 @@ class WorkDispatcher:
                 self._apply(self._core.on_report(device_id, report))
             case WeightsLoaded(load_id, run_ns, dropped):
                 load = self._loads.pop(load_id, None)
-                if load is not None:  # Else the device was taken from the controller meanwhile.
+                if load is not None:  # Otherwise the device was taken from the controller meanwhile.
                     if not dropped:
                         self._recorder.loaded(load, run_ns)
                     self._handle(ComponentsLoaded(load_id, device_id, run_ns, dropped))
@@ -298,7 +298,7 @@ class WorkDispatcher:
                 self._recorder.observer.on_preempted(job_id)
 
     def _tell_members(self, result: WorkResult) -> None:
-        """Tell the other members of a group which blob its first has written, so that they can spill the job.
+        """Tell the other members of a group which blob its first device has written, so that they can spill the job.
 
         In a cell the first device has other workers, too.
         """
@@ -310,7 +310,7 @@ class WorkDispatcher:
                     self._executor.send(device_id, NoteSaved(job_id, saved))
 
     def _keep_encoded(self, result: WorkResult) -> None:
-        """Offer what a stage has written, the same as for any seed, to the cache."""
+        """Offer outputs that a stage has written, and that are the same for any seed, to the cache."""
         report = result.report
         for job_id in result.members.keys() & report.for_any_seed if report is not None else ():
             request, costs = self._requests[job_id].ticket.request, self._controller.costs

@@ -54,7 +54,7 @@ class WorkRecorder:
         self._origin_ns = origin_ns
         self._begun: dict[int, _Begun] = {}
         self._load_ns: Counter[int] = Counter()  # Since the latest work of each device ended.
-        self._told_ns: dict[tuple[str, str], int] = {}  # When the log had a line on the deviation of a stage.
+        self._told_ns: dict[tuple[str, str], int] = {}  # Times of log lines on the deviation of a stage.
 
     def loaded(self, load: LoadComponents, run_ns: int) -> None:
         """Record that a device has loaded weights for its next work."""
@@ -63,7 +63,7 @@ class WorkRecorder:
         self.observer.on_weights_loaded(load.device_id, load.source, load.num_bytes, run_ns)
 
     def lose(self, device_id: int) -> None:
-        """Forget what a device that is lost has loaded."""
+        """Forget the loads of a lost device."""
         self._load_ns.pop(device_id, None)
 
     def begin(self, work: Work) -> None:
@@ -92,7 +92,7 @@ class WorkRecorder:
             entry = self._requests[job_id]
             request = entry.ticket.request
             entry.ticket.add(self._segment(result.work, report, load_ns, report.cache_use.get(job_id)), first_step)
-            # The work before the one with the result may end after it: its last device reports late.
+            # The work before the one with the result may end after it, if its last device reports late.
             entry.image = report.images.get(job_id, entry.image)
             entry.file = report.files.get(job_id, entry.file)
             if self._keeper is not None and job_id in report.blobs:
@@ -148,7 +148,7 @@ class WorkRecorder:
 
 
 def _first_steps(work: Work | None, members: Collection[int]) -> Iterator[tuple[int, int]]:
-    """These members of a work, each with the steps that it had made before."""
+    """Yield these members of a work, each with the steps that it had made before."""
     if work is not None:
         for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
             if job_id in members:

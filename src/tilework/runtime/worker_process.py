@@ -27,13 +27,13 @@ from tilework.worker.start.entry import run
 
 PRELOAD = "tilework.worker.start.preload"
 _OF_THE_TRACKER = "resource_tracker"
-"""How the warnings of multiprocessing's tracker begin, by which it keeps what processes leave from being lost."""
+"""Start of the warnings of multiprocessing's tracker, which cleans up what processes leave behind."""
 _EXIT_S = 5.0
-"""How long a process may take to end after it has closed its pipe."""
+"""Longest time that a process may take to end after it has closed its pipe."""
 
 
 def forkserver_context() -> ForkServerContext:
-    """The context in which workers are forked from one process that has imported torch and diffusers once."""
+    """Return the context in which workers are forked from one process that has imported torch and diffusers once."""
     _quiet_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
@@ -41,8 +41,9 @@ def forkserver_context() -> ForkServerContext:
 
 
 def _quiet_tracker() -> None:
-    """Warn neither of a tracker that was killed, which is started again, nor of semaphores of killed processes, which
-    it unlinks: a user can do nothing about either. It is a process that is started with the options of this one.
+    """Suppress the tracker's warnings, about which a user can do nothing.
+    They are of a killed tracker, which is started again, and of semaphores of killed processes, which it unlinks. The
+    tracker is a process that is started with the options of this one.
     """
     option = f"ignore:{_OF_THE_TRACKER}:UserWarning"
     if option not in sys.warnoptions:
@@ -57,7 +58,7 @@ def _forkserver_pid() -> int | None:
 
 @atexit.register
 def _end_forkserver() -> None:
-    """While it imports it would not see that this process has ended, and outlive it by seconds."""
+    """End the forkserver. While it imports it would not see that this process has ended, and outlive it by seconds."""
     pid = _forkserver_pid()
     if pid is not None:
         with suppress(ProcessLookupError):
@@ -67,8 +68,8 @@ def _end_forkserver() -> None:
 async def _keep_forkserver() -> None:
     """Start another forkserver whenever it has ended, for as long as there is a worker.
 
-    `multiprocessing` does so when a worker is to be started: until then it is a zombie, and that worker waits for the
-    imports of the new one.
+    `multiprocessing` does so only when a worker is to be started: until then the old one is a zombie, and that worker
+    waits for the imports of the new one.
     """
     loop = asyncio.get_running_loop()
     while (pid := _forkserver_pid()) is not None:
@@ -76,12 +77,12 @@ async def _keep_forkserver() -> None:
             await _ended(pid)
         try:
             await loop.run_in_executor(None, forkserver.ensure_running)
-        except OSError:  # No memory for a process; the start of a worker tries again, and says so.
+        except OSError:  # No memory for a process; the start of a worker tries again, and reports it.
             return
 
 
 async def _ended(pid: int) -> None:
-    """Wait for the end of a child process, and leave it to be reaped. Raises ProcessLookupError: there is none."""
+    """Wait for the end of a child process, and leave it to be reaped. Raises ProcessLookupError if there is none."""
     loop, pidfd, ended = asyncio.get_running_loop(), os.pidfd_open(pid), asyncio.Event()
     loop.add_reader(pidfd, ended.set)
     try:
@@ -94,9 +95,9 @@ async def _ended(pid: int) -> None:
 class WorkerProcess(asyncio.BufferedProtocol):
     """Starts a process at once. Use it on the event loop's thread; callbacks are called there.
 
-    `on_exit` is the last callback and comes once, also if the process could not be started. A process that reports what
-    cannot be is killed: it `is_believed` no more, and nothing that it reports then counts. The loop never blocks: not
-    for a process that is suspended in the middle of a message or does not read, nor for the forkserver, which takes
+    `on_exit` is the last callback and comes once, also if the process could not be started. A process that sends an
+    impossible report is killed: it `is_believed` no more, and none of its reports counts then. The loop never blocks:
+    not for a process that is suspended in the middle of a message or does not read, nor for the forkserver, which takes
     seconds to restart after it was killed. The loop reads reports itself: a thread would cost two context switches per
     message, just when the worker is to begin its next work.
     """
@@ -118,7 +119,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self._killed = False
         self._check = ReportCheck(site.device_id)
         self.is_believed = True
-        self.pid: int | None = None  # Until the process has started.
+        self.pid: int | None = None  # None until the process has started.
         ours, theirs = socket.socketpair()
         self._process = forkserver_context().Process(
             target=run, args=(theirs, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
@@ -137,7 +138,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         """Kill the process, also if it is suspended; `on_exit` gets this reason."""
         self.set_exit_reason(reason)
         self._killed = True
-        # Not Process.kill: it takes all workers for dead when the forkserver is dead.
+        # Process.kill does not do: it takes all workers for dead when the forkserver is dead.
         if self.pid is not None and not self._closed.done():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -145,8 +146,8 @@ class WorkerProcess(asyncio.BufferedProtocol):
     async def close(self, grace_s: float) -> None:
         """Ask the process to quit, and kill it if it has not within `grace_s`.
 
-        If the forkserver has not started it by then, since it still imports, it is not waited for: the next start makes
-        a new one.
+        If the forkserver has not started the process by then, since it still imports, the forkserver is ended: the next
+        start makes a new one.
         """
         self._write(Quit())
         await asyncio.wait({self._task}, timeout=grace_s)
@@ -167,7 +168,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         finally:
             theirs.close()
         self.pid = self._process.pid
-        if self._killed:  # While it was starting.
+        if self._killed:  # The process was still starting.
             self.kill("")
         keeping = self._loop.create_task(_keep_forkserver())
         await self._closed
@@ -178,7 +179,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         on_exit(self._reason or exit_status)
 
     def _reap(self) -> str:
-        """Wait for the process to exit, and close what was open for it; returns how it did."""
+        """Wait for the process to exit, and close its resources; returns how it exited."""
         if self.pid is None:
             return "it was not started"
         self._process.join(_EXIT_S)
@@ -219,14 +220,14 @@ class WorkerProcess(asyncio.BufferedProtocol):
         return self.is_believed
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # This object is in cycles, which a server collects rarely. What it holds and needs no more goes now: the buffer
+        # This object is in cycles, which a server collects rarely. So it releases what it no longer needs: the buffer
         # of 64 KiB here, and what callbacks hold when the process has ended.
         del self._reader
         self._closed.set_result(None)
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Memory that a process has in use; None if there is no such process, or nothing that tells."""
+    """Return the memory that a process uses; None if there is no such process, or no way to know."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
     except (OSError, IndexError):  # A process that has just ended has an empty file.
@@ -235,9 +236,9 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def resident_bytes_of(pids: Mapping[str, int]) -> dict[str, int]:
-    """The memory of those of these processes that there are, by the same names."""
+    """Return the memory of those of these processes that exist, by the same names."""
     return {name: size for name, pid in pids.items() if (size := resident_bytes(pid)) is not None}
 
 
 def _ignore(_what: object) -> None:
-    """In the place of a callback that will not be called any more."""
+    """Do nothing, in place of a callback that will not be called any more."""

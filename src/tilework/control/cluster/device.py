@@ -11,7 +11,7 @@ from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.work import Work
 
 NO_WORK = 0
-"""In the place of the id of a work. Works are numbered from 1."""
+"""Id that stands for no work. Works are numbered from 1."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Now:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingLoad:
-    """A load of a device that has not ended; `left_ns` is how long it still takes, as predicted.
+    """A load of a device that has not ended; `left_ns` is the time that it is predicted to take from now on.
 
     `work_id` is the first of the works that wait for it; `NO_WORK` if none does. `is_measured`: its time will tell the
     speed of its source. `is_there`: works have used what it loads, and only its report is missing.
@@ -41,15 +41,15 @@ class PendingLoad:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Device:
-    """The works of one device, and when it is expected to be free; a `DeviceView` to policies.
+    """The works of one device, and the time at which it is expected to be free; a `DeviceView` to policies.
 
     `residents` are the jobs of which it keeps something, the most recently used last. The running work is expected to
-    end now at the earliest, however late it is; `now` is shared by all devices. One that `is_cordoned` gets no further
-    works. `memory` is as of the end of its works and `loads`. Loads that works wait for are part of the time of the
-    first of these works. The others go on while the device has no works.
+    end now at the earliest, however late it is; `now` is shared by all devices. A device that `is_cordoned` gets no
+    further works. `memory` is as of the end of its works and `loads`. Loads that works wait for are part of the time of
+    the first of these works. The other loads go on while the device has no works.
 
-    `head_ns` is when the running work is predicted to end, as of the last change, `head_from_ns` since when it is the
-    first, and `queued_ns` how long the works after it take. A device whose works or loads change puts itself into
+    `head_ns` is the predicted end of the running work, as of the last change, `head_from_ns` the time since which it is
+    the first, and `queued_ns` the time of the works after it. A device whose works or loads change puts itself into
     `changed`, which devices may share.
     """
 
@@ -69,7 +69,7 @@ class Device:
     head_from_ns: int = 0
     queued_ns: int = 0
     _runs_ns: list[int] = field(default_factory=list)  # Predicted time of each work after the work before it.
-    _loads_as_of_ns: int = 0  # As of when `left_ns` of its loads are.
+    _loads_as_of_ns: int = 0  # The time as of which `left_ns` of its loads holds.
     _after_loads: set[int] = field(default_factory=set)  # The works that waited for a load, or still do.
 
     @property
@@ -78,7 +78,7 @@ class Device:
 
     @property
     def idle_ns(self) -> int:
-        """Predicted end of its works. It may load then what none of them needs."""
+        """Predicted end of its works. Loads ahead of need may go on after that."""
         return max(self.head_ns, self.now.ns) + self.queued_ns if self.works else self.now.ns
 
     @property
@@ -96,18 +96,18 @@ class Device:
 
     @property
     def lacks_something(self) -> bool:
-        """Whether some of its `memory` is not there yet."""
+        """True if some of its `memory` is not there yet."""
         return not all(load.is_there for load in self.loads.values())
 
     def load_ns(self, work_id: int) -> int:
-        """How long the loads take for which this work is the first to wait."""
+        """Return how long the loads take for which this work is the first to wait."""
         return sum([load.left_ns for load in self.loads.values() if load.work_id == work_id])
 
     def waits_for_load(self, work_id: int) -> bool:
         return any(load.work_id == work_id and not load.is_there for load in self.loads.values())
 
     def ahead_ns(self, wanted: Sequence[Component] | None = None) -> int:
-        """How long the loads take that no work waits for: those with something that is wanted, or all of them."""
+        """Return how long the loads take that no work waits for: those with a wanted component, or all."""
         self._advance_loads()
         return sum(
             [
@@ -133,7 +133,7 @@ class Device:
         return load
 
     def await_loads(self, work_id: int, wanted: Sequence[Component]) -> None:
-        """Let a work wait for the loads with something that it needs, as far as no other does."""
+        """Let a work wait for the loads with a component that it needs, unless another work waits for them."""
         self._advance_loads()
         self.note_change()
         for load in self.loads.values():
@@ -142,7 +142,7 @@ class Device:
                 self._note_wait(load)
 
     def leave_out(self, dropped: Sequence[Component]) -> None:
-        """Take out of the loads that no work waits for what is to be dropped, perhaps before it is there."""
+        """Take components that are to be dropped out of the loads that no work waits for."""
         self._advance_loads()
         self.note_change()
         for load in [one for one in self.loads.values() if one.work_id == NO_WORK]:
@@ -152,7 +152,7 @@ class Device:
                 load.components, load.is_measured = left, False
 
     def release_loads(self, work: Work, needed: Callable[[Stage], Sequence[Component]], *, has_run: bool) -> None:
-        """Let other works wait for the loads before a work that ends, or none. If it has run, what it needed is there.
+        """Let other works, or none, wait for the loads of a work that ends. If it has run, what it needed is there.
 
         `needed` returns the components of a stage.
         """
@@ -171,7 +171,7 @@ class Device:
                 self.queued_ns += load.left_ns
 
     def _advance_loads(self) -> None:
-        """Take the time that has passed off the loads of the first work, or of none, one after another."""
+        """Subtract the time that has passed from the loads of the first work, or of none, one after another."""
         passed_ns, self._loads_as_of_ns = self.now.ns - self._loads_as_of_ns, self.now.ns
         work_id = self.works[0].work_id if self.works else NO_WORK
         for load in self.loads.values() if passed_ns else ():
@@ -185,7 +185,7 @@ class Device:
             self._after_loads.add(load.work_id)
 
     def has_loaded(self, work: Work) -> bool:
-        """Whether one of its works waited for a load."""
+        """Return whether one of its works waited for a load."""
         return work.work_id in self._after_loads
 
     # Works.
@@ -194,7 +194,7 @@ class Device:
         return self._index(work) is not None
 
     def before(self, work: Work) -> Work | None:
-        """The work before one of its works; None if that is the first."""
+        """Return the work before one of its works; None if that is the first."""
         index = self._index(work)
         return self.works[index - 1] if index else None
 
@@ -240,7 +240,7 @@ class Device:
     def shorten(self, work: Work, run_ns: int) -> None:
         """Lower the predicted time of a work to `run_ns`, counted from now if it is running; never raise it.
 
-        The loads before a queued work are done even if it is revoked.
+        The loads before a queued work are carried out even if it is revoked.
         """
         index = self._index(work)
         if index is None:
@@ -256,7 +256,7 @@ class Device:
             self._runs_ns[index] = run_ns
 
     def _index(self, work: Work) -> int | None:
-        """The index of a work, by identity: comparing works field by field took longer than all else here."""
+        """Return the index of a work, by identity: comparing works field by field took longer than all else here."""
         for index, one in enumerate(self.works):
             if one is work:
                 return index

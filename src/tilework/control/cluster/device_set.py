@@ -15,8 +15,8 @@ from tilework.core.work import Work
 class DeviceSet:
     """The devices that are up, by id in `by_id`.
 
-    Of those that get works accelerators are in `ordered`, by id, and CPU slots in `slots`; the others are cordoned. All
-    are read-only to callers. `free_times` are of the accelerators that get works.
+    Accelerators that get works are in `ordered`, by id, and CPU slots that get works in `slots`; the other devices are
+    cordoned. All are read-only to callers. `free_times` are of the accelerators that get works.
     """
 
     def __init__(self, now: Now) -> None:
@@ -25,36 +25,36 @@ class DeviceSet:
         self.slots: tuple[Device, ...] = ()
         self._by_node: dict[int, tuple[Device, ...]] = {}
         self._pools: dict[int, frozenset[int]] = {}  # The accelerators of each pool that are up.
-        self._most: dict[int, frozenset[int]] = {}  # The most of them that were up at the same time.
+        self._most: dict[int, frozenset[int]] = {}  # The largest set of them that was up at the same time.
         self._widest: dict[Within, int] = {}
         self.free_times = FreeTimes(now)
         self._other_times = FreeTimes(now)
 
     def on_node(self, node: int) -> Sequence[Device]:
-        """The accelerators of a node that get works, in order of ids."""
+        """Return the accelerators of a node that get works, in order of ids."""
         return self._by_node.get(node, ())
 
     def num_pools(self, within: Within) -> int:
-        """How many pools among these have accelerators that are up."""
+        """Return how many pools among these have accelerators that are up."""
         return len(self._pools) if within is None else len(self.pools_within(within))
 
     def pools_within(self, within: Within) -> list[frozenset[int]]:
-        """The accelerators that are up of each pool that is among these."""
+        """Return the accelerators that are up of each pool that is among these."""
         return _among(self._pools, within)
 
     def share(self, theirs: Within, ours: Within) -> float:
-        """The share of the accelerators among `theirs` that are among `ours`, of those that are up."""
+        """Return the share of the accelerators among `theirs` that are among `ours`, of those that are up."""
         if theirs == ours or ours is None:
             return 1.0
         up = [one.device_id for one in self.ordered if may_run(theirs, one.device_id)]
         return sum(may_run(ours, device_id) for device_id in up) / max(1, len(up))
 
     def widest_now(self, within: Within) -> int:
-        """The largest number of accelerators of one pool, among these, that are up."""
+        """Return the largest number of accelerators of one pool, among these, that are up."""
         return max(map(len, self.pools_within(within)), default=0)
 
     def widest(self, within: Within) -> int:
-        """The largest number of accelerators of one pool, among these, that were up at the same time."""
+        """Return the largest number of accelerators of one pool, among these, that were up at the same time."""
         widest = self._widest.get(within)
         if widest is None:
             widest = self._widest[within] = max(map(len, _among(self._most, within)), default=0)
@@ -83,7 +83,7 @@ class DeviceSet:
         return device
 
     def cordon(self, device_id: int) -> Device:
-        """A device gets no further works."""
+        """Note that a device gets no further works."""
         device = self.by_id[device_id]
         assert not device.is_cordoned, f"device {device_id} was cordoned before"
         self._take_out(device)
@@ -103,9 +103,9 @@ class DeviceSet:
         self._set_pool(device.pool, self._pools[device.pool] - {device.device_id})
 
     def regroup(self, pool_of: Callable[[Device], int], *, for_good: bool = True) -> None:
-        """Put the accelerators into pools anew, if one belongs into another.
+        """Sort the accelerators into pools again, if one belongs to another pool now.
 
-        Not `for_good`: what `widest` has found still counts.
+        Unless `for_good`, what `widest` has found still counts.
         """
         if all(device.pool == pool_of(device) for device in self.ordered):
             return
@@ -129,31 +129,31 @@ class DeviceSet:
 
     @property
     def num_changes(self) -> int:
-        """Grows whenever works or loads of a device change, and whenever devices do."""
+        """Number that grows whenever works or loads of a device change, and whenever devices do."""
         return self.free_times.num_changes + self._other_times.num_changes
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it stays when devices are free, and when works end, if nothing but the clock changes."""
+        """True if the times of free devices and of ends of works stay when nothing but the clock changes."""
         return self.free_times.is_fixed and self._other_times.is_fixed
 
     def carries(self, device_id: int, work: Work) -> bool:
-        """Whether a device still has this work; a device that was lost and joined again does not have it."""
+        """Return whether a device still has this work; a device that was lost and joined again does not have it."""
         return device_id in self.by_id and self.by_id[device_id].has(work)
 
     def is_carried(self, work: Work) -> bool:
-        """Whether any device of a work still has it."""
+        """Return whether any device of a work still has it."""
         return any(self.carries(device_id, work) for device_id in work.devices)
 
     def end_ns(self, work: Work) -> int:
-        """Predicted end of a work on the last of its devices; 0 if none of them has it."""
+        """Return the predicted end of a work on the last of its devices; 0 if none of them has it."""
         return max(
             [self.by_id[device_id].end_ns(work) for device_id in work.devices if device_id in self.by_id], default=0
         )
 
 
 def _among(pools: Mapping[int, frozenset[int]], within: Within) -> list[frozenset[int]]:
-    """The pools among these devices. All devices of a pool are, or none."""
+    """Return the pools among these devices. All devices of a pool are among them, or none."""
     return [ids for ids in pools.values() if within is None or not within.isdisjoint(ids)]
 
 

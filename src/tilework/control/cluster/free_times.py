@@ -1,9 +1,9 @@
-"""When devices are free, in order and in sum, kept up to date as their works change.
+"""Times at which devices are free, in order and in sum, kept up to date as their works change.
 
-Theory of operation. A device without works is free now, and as a rule one with works is free at a time that stays until
+Theory of operation. A device without works is free now, and usually one with works is free at a time that stays until
 its works change. These times are kept in a sorted list, with their sum; devices note their changes in a set that they
-share, and only these are looked at again. Two kinds of devices are asked each time, since their times go on with the
-clock: those whose running work is late, and those that load something.
+share, and only changed devices are looked at again. Two kinds of devices are asked each time, since their times move
+with the clock: those whose running work is late, and those that load something.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilework.control.cluster.device import Device, Now
 
 
 class _Taken(NamedTuple):
-    """When the running work of a device is predicted to end, and when the device is free, as of its last change."""
+    """The predicted end of a device's running work, and the time at which it is free, as of its last change."""
 
     head_ns: int
     free_ns: int
@@ -37,13 +37,13 @@ class FreeTimes:
         self._sum_ns = 0
 
     def add(self, device: Device) -> None:
-        """Count a device, which notes its changes here from now on."""
+        """Include a device, which notes its changes here from now on."""
         self._devices[device.device_id] = device
         device.changed = self._changed
         device.note_change()
 
     def remove(self, device: Device) -> None:
-        """Count a device no longer."""
+        """Exclude a device from now on."""
         self._forget(device.device_id)
         self._changed.pop(device.device_id, None)
         del self._devices[device.device_id]
@@ -51,18 +51,18 @@ class FreeTimes:
 
     @property
     def num_changes(self) -> int:
-        """Grows whenever works or loads of one of the devices change, and whenever devices do."""
+        """Number that grows whenever works or loads of one of the devices change, and whenever devices do."""
         self._update()
         return self._num_changes
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the times stay if nothing but the clock changes: no device is idle, late or loading."""
+        """True if the times stay when nothing but the clock changes: no device is idle, late or loading."""
         self._update()
         return len(self._taken) == len(self._devices) and not self._num_late()
 
     def ascending(self) -> list[int]:
-        """When the devices are free, ascending, in a new list."""
+        """Return when the devices are free, ascending, in a new list."""
         self._update()
         now_ns, free_ns = self._now.ns, self._free_ns.copy()
         for late in self._late():
@@ -74,7 +74,7 @@ class FreeTimes:
         return [now_ns] * num_idle + free_ns
 
     def taken_ns(self) -> int:
-        """How long the devices are still taken, all together."""
+        """Return how long the devices are still taken, all together."""
         self._update()
         now_ns = self._now.ns
         taken_ns = self._sum_ns - now_ns * len(self._taken)
@@ -85,7 +85,7 @@ class FreeTimes:
         return self._by_head[: self._num_late()]
 
     def _num_late(self) -> int:
-        if not self._by_head or self._by_head[0].head_ns >= self._now.ns:  # As nearly always.
+        if not self._by_head or self._by_head[0].head_ns >= self._now.ns:  # False nearly always.
             return 0
         return bisect_left(self._by_head, self._now.ns, key=_head_ns)
 

@@ -17,19 +17,19 @@ class Job:
     """A mutable record of one accepted request; a `JobView` to policies.
 
     Attributes:
-        done: its progress by works that have ended, and so the position of its latest serialized state.
+        done: its progress by works that have ended, which is the position of its latest serialized state.
         done_devices: devices of the work that reached `done` that still have the state.
         works: works that are committed to devices and have not ended.
         committed: its progress when these have ended, as predicted if they were told to stop; `left` is the leg of it
             that a policy sees, at its end while the job is on a CPU slot.
-        last_devices: devices that will have its state then.
-        holders: devices that have something of it, each with the number of stages whose outputs it has if needed.
-        attempt: a lost device or a failed work starts the next attempt, from `done`.
+        last_devices: devices that will have its state when these works have ended.
+        holders: devices that keep something of it, each with the number of stages whose outputs it has, if needed.
+        attempt: number of the attempt; a lost device or a failed work starts the next one, from `done`.
         failures: the number of attempts without progress.
-        last_error: what the model raised in the last of these, if it was alone in its work.
-        has_advanced: whether it made progress since its works were last told to stop, or to run on for a promise.
-        is_held_back: whether a start of it was held back for a promise since it last started a work.
-        stops_at: the position at which its works are predicted to end that were told to stop; None if they were not.
+        last_error: the error of the model in the last of these, if the job was alone in its work.
+        has_advanced: True if it made progress since its works were last told to stop, or to run on for a promise.
+        is_held_back: True if a start of it was held back for a promise since it last started a work.
+        stops_at: the position at which its works that were told to stop are predicted to end; None if none were.
         demand, promised: its remaining work and its reservation, kept up to date by the tracker.
         urgency_ns: its place in the order of service, which includes `delay_ns`, its fair delay (see `load`).
     """
@@ -62,7 +62,7 @@ class Job:
         self._commit()
 
     def _commit(self) -> None:
-        """If the first work has failed, the others will be taken back; until then any position may be assumed."""
+        """Compute `committed` anew. If the first work failed, others are revoked; till then any position will do."""
         position = self.done.position + sum(work.num_steps for work in self.works)
         if self.stops_at is not None:
             position = min(position, max(self.stops_at, self.done.position))
@@ -70,7 +70,7 @@ class Job:
         self._set_committed(itinerary.at[min(position, itinerary.length)])
 
     def _set_committed(self, cursor: Cursor) -> None:
-        """Policies read `stage` and `num_steps_left` far more often than these change."""
+        """Set `committed` and what follows from it: policies read these far more often than they change."""
         is_on_slot = bool(self.works) and self.works[-1].stage.kind is DeviceKind.CPU
         self.committed, self.left = cursor, cursor.itinerary.at[cursor.itinerary.length] if is_on_slot else cursor.leg
         self.stage, self.num_steps_left = self.left.stage, self.left.num_steps_left
@@ -101,17 +101,17 @@ class Job:
         return self.stops_at is not None
 
     def stop_at(self, position: int) -> None:
-        """Its works were told to stop, and are predicted to end at this position."""
+        """Note that its works were told to stop, and are predicted to end at this position."""
         self.stops_at, self.has_advanced = position, False
         self._commit()
 
     @property
     def may_use_cache(self) -> bool:
-        """Whether it has a spare cache, and steps for it that are not committed."""
+        """True if it has a spare cache, and steps for it that are not committed."""
         return self.request.spare_cache is not None and self.committed.num_steps > 0
 
     def use_cache(self, itinerary: Itinerary) -> None:
-        """Use its spare cache after its committed works, on this way, which is the same but for the cache."""
+        """Use its spare cache after its committed works, on this way, which differs only in the cache."""
         self.request, self.done = self.request.with_spare_cache, itinerary.at[self.done.position]
         self._commit()
 
@@ -124,7 +124,7 @@ class Job:
         return self.failures == 0 and not self.request.exact and self.request.passes == 1
 
     def remove_device(self, device_id: int) -> None:
-        """A device keeps nothing of the job any more."""
+        """Note that a device keeps nothing of the job any more."""
         self.holders.pop(device_id, None)
         self.last_devices = tuple(member for member in self.last_devices if member != device_id)
         self.done_devices = tuple(member for member in self.done_devices if member != device_id)

@@ -11,7 +11,7 @@ from tilework.core.request import Request
 
 @dataclass(slots=True)
 class _Line:
-    """Jobs of one tenant and weight that are ordered by arrival: all without deadline, or all dropped to best effort.
+    """Jobs of one tenant and weight in order of arrival: all without deadline, or all dropped to best effort.
 
     `until_ns` is the arrival plus the delay of the last of them.
     """
@@ -57,7 +57,7 @@ class Load:
         return sum(tenant_load.weight for name, tenant_load in self._tenants.items() if name != tenant)
 
     def delay_ns(self, request: Request, dropped_to_best_effort: bool, num_devices: int) -> int:
-        """The fair delay of a request that is accepted now, or is dropped to best effort now."""
+        """Return the fair delay of a request that is accepted now, or is dropped to best effort now."""
         tenant_load = self._tenants.get(request.tenant)
         if tenant_load is None or not (dropped_to_best_effort or request.deadline_ns is None):
             return 0
@@ -115,7 +115,7 @@ class Load:
 
 
 def _line(job: Job) -> tuple[float, bool] | None:
-    """The line of a job; None while it is ordered by its deadline."""
+    """Return the key of a job's line; None while the job is ordered by its deadline."""
     return (
         None
         if job.request.deadline_ns is not None and not job.dropped_to_best_effort

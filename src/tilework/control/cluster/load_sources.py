@@ -1,4 +1,4 @@
-"""From where devices can load components: other devices, the memory of their node's host, the disk."""
+"""Sources from which devices can load components: other devices, the memory of their node's host, the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FROM_HOST = frozenset({LoadSource.DISK, LoadSource.HOST})
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """What a host is reading ahead of need, until `end_ns` as predicted, and what it forgets first for it."""
+    """A read ahead of need by a host, until `end_ns` as predicted; the host forgets `forgets` first for it."""
 
     components: tuple[Component, ...]
     forgets: tuple[Component, ...]
@@ -25,11 +25,11 @@ class HostRead:
 
 
 class LoadSources:
-    """What the host of each node has read, and so the quickest source of each component for each device.
+    """Components that the host of each node has read, and the quickest source of a component for a device.
 
-    A host keeps `CostModel.host_bytes` of what was read there, and forgets the least recently used of it, unless
-    the policy has named others. A load from its memory is a use. What is larger than that is never kept. What it is
-    reading ahead of need counts as if it had it, after a wait.
+    A host keeps `CostModel.host_bytes` of what was read there, and forgets the least recently used components, unless
+    the policy has named others. A load from its memory is a use. A component larger than that memory is never kept. One
+    that is being read ahead of need counts as kept, after a wait.
     """
 
     def __init__(self, costs: CostModel, devices: DeviceSet) -> None:
@@ -38,17 +38,17 @@ class LoadSources:
         self._hosts: dict[int, Memory] = {}
         self._reads: dict[int, HostRead] = {}
         self.unreadable: set[Component] = set()
-        self._known_ns: dict[int, Bounded[tuple[int, Stage], int]] = {}  # By node, since what it has changed last.
+        self._known_ns: dict[int, Bounded[tuple[int, Stage], int]] = {}  # By node; dropped when its components change.
 
     def kept(self, node: int) -> tuple[Component, ...]:
-        """What the host of a node has in memory, the least recently used first."""
+        """Return the components in the memory of a node's host, the least recently used first."""
         host = self._hosts.get(node)
         return () if host is None else host.components
 
     def use(self, node: int, components: Iterable[Component], forgets: Sequence[Component] = ()) -> None:
         """Note that a device of the node has read these components, or is told to load them from its host's memory.
 
-        The host forgets `forgets` first, if it must. What no pipeline needs any more, it does not keep.
+        If the host needs room, it forgets `forgets` first. It does not keep components that no pipeline needs any more.
         """
         host, known = self._hosts.get(node) or Memory(self._costs.host_bytes), self._costs.all_components
         self._hosts[node] = host.with_read([one for one in components if one in known], forgets)
@@ -63,7 +63,7 @@ class LoadSources:
     # Reads ahead of need.
 
     def may_read(self, node: int) -> bool:
-        """Not where loads are no quicker from the host's memory: a device would wait for the read, for nothing."""
+        """Return whether a host may read now. Not where the disk is as quick: devices would wait for nothing."""
         is_quicker = self._costs.quickest_source(_FROM_HOST) is not LoadSource.DISK
         return is_quicker and node not in self._reads
 
@@ -72,7 +72,7 @@ class LoadSources:
         self.changed(node)
 
     def end_read(self, node: int, *, is_kept: bool) -> None:
-        """End the read of a node; the host has the components then if it could keep them."""
+        """End the read of a node; the host then has the components if it could keep them."""
         read = self._reads.pop(node)
         if is_kept:
             self.use(node, read.components, read.forgets)
@@ -81,26 +81,26 @@ class LoadSources:
             self.changed(node)
 
     def is_being_read(self, node: int, component: Component) -> bool:
-        """Whether the host of a node is reading this ahead of need."""
+        """Return whether the host of a node is reading this ahead of need."""
         read = self._reads.get(node)
         return read is not None and component in read.components
 
     def wait_ns(self, device: Device, wanted: Iterable[Component]) -> int:
-        """How long a device, once its works have ended, waits until its host has read those of these that it lacks."""
+        """Return how long a device, after its works, waits for its host to read the wanted components that it lacks."""
         read = self._reads.get(device.node)
         if read is None or all(one in device.memory.components or one not in read.components for one in wanted):
             return 0
         return max(0, read.end_ns - device.idle_ns)
 
     def changed(self, node: int | None = None) -> None:
-        """Note that what the devices of a node have or load has changed; None: of any node, or how long loads take."""
+        """Note a change of the components or loads of a node's devices; None: of any node, or of the time of loads."""
         if node is None:
             self._known_ns.clear()
         else:
             self._known_ns.pop(node, None)
 
     def of(self, component: Component, device: Device) -> LoadSource:
-        """The quickest source that has a component now, or as soon as the host has read it."""
+        """Return the quickest source that has a component now, or as soon as the host has read it."""
         available = {LoadSource.DISK}
         host = self._hosts.get(device.node)
         if (host is not None and component in host.components) or self.is_being_read(device.node, component):
@@ -111,8 +111,8 @@ class LoadSources:
         return self._costs.quickest_source(frozenset(available))
 
     def load_ns(self, device: Device, stage: Stage) -> int:
-        """How long a device loads before it can run a stage: what it lacks, from the quickest sources, and what is left
-        of what it loads already for no work.
+        """Return how long a device loads before it can run a stage.
+        It loads the components that it lacks, from the quickest sources, and ends the loads of them that it has begun.
         """
         known, key = self._known_ns.setdefault(device.node, Bounded()), (device.device_id, stage)
         known_ns, wanted = known.get(key), self._costs.components(stage)

@@ -1,4 +1,4 @@
-"""How many jobs wait and run, and how long they will take."""
+"""Numbers of jobs that wait and run, and the time that they will take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Occupancy:
 
 
 def occupancy(tracker: Tracker) -> Occupancy:
-    """The occupancy at the time of the tracker."""
+    """Return the occupancy at the time of the tracker."""
     jobs = tracker.jobs.values()
     return Occupancy(
         waiting=Counter(job.request.priority for job in jobs if not job.works),
@@ -29,5 +29,5 @@ def occupancy(tracker: Tracker) -> Occupancy:
 
 
 def backlog_ns(tracker: Tracker) -> int:
-    """The device time that open jobs still take."""
+    """Return the device time that open jobs still take."""
     return tracker.held().device_ns + tracker.taken_ns()

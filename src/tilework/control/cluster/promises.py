@@ -8,7 +8,7 @@ from tilework.control.cluster.job import Job
 from tilework.core.interfaces import Block, Held, ReservationChange, ReservationChanges
 
 _NOTHING = Held(0, 0)
-_MOST_KEPT = 4  # Changes, and one more for each promised job; then the older half is dropped.
+_MOST_KEPT = 4  # Most changes that are kept, beside one for each promised job; then the older half is dropped.
 
 
 class Promises:
@@ -22,11 +22,11 @@ class Promises:
         self._held: dict[str, Held] = {}  # By tenant.
 
     def held(self, tenant: str) -> Held:
-        """How many promised jobs a tenant has, and the device time of their reservations."""
+        """Return how many promised jobs a tenant has, and the device time of their reservations."""
         return self._held.get(tenant, _NOTHING)
 
     def _hold(self, job: Job, num_jobs: int, device_ns: int) -> None:
-        """Count more, or less, for the tenant of a job."""
+        """Add to the counts of a job's tenant; the numbers may be negative."""
         tenant = job.request.tenant
         before = self.held(tenant)
         now = Held(before.num_jobs + num_jobs, before.device_ns + device_ns)
@@ -36,7 +36,7 @@ class Promises:
             del self._held[tenant]
 
     def add(self, job: Job, block: Block) -> None:
-        rank = self.rank(_due(job))  # It has this reservation.
+        rank = self.rank(_due(job))  # The job has this reservation already.
         self.jobs.insert(rank, job)
         self.blocks.insert(rank, block)
         self._hold(job, 1, block.demand.device_ns)
@@ -58,11 +58,11 @@ class Promises:
             job.promised = None
 
     def rank(self, due: tuple[int, int]) -> int:
-        """The index of the promised job with this deadline and id."""
+        """Return the index of the promised job with this deadline and id."""
         return bisect_left(self.jobs, due, key=_due)
 
     def changes(self, since: int) -> ReservationChanges:
-        """What has changed since this number of changes were made."""
+        """Return what has changed since this number of changes were made."""
         number = self._num_dropped + len(self._changes)
         if since >= self._num_dropped:
             return ReservationChanges(number, self._changes[since - self._num_dropped :], False)

@@ -1,9 +1,9 @@
 """Waiting jobs in the policy's order.
 
 Theory of operation. Jobs are kept in blocks of parallel sorted lists, each with the sum of its device time, so the
-total of all jobs before a place is a sum over blocks. The queue is our own because sortedcontainers' SortedKeyList has
-no prefix sums over its order: with 20,000 jobs the sum up to a place took 4.4 to 6 ms with it, against 20 microseconds
-here.
+total of all jobs before a place is a sum over blocks. The queue is written here because sortedcontainers'
+SortedKeyList has no prefix sums over its order: with 20,000 jobs the sum up to a place took 4.4 to 6 ms with it,
+against 20 microseconds here.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class WaitingQueue:
             del self._blocks[number], self._lasts[min(number, len(self._lasts) - 1)]
 
     def ahead(self, key: _Key) -> Ahead:
-        """The demands of the jobs before a key: the last ones one by one, the earlier ones as a sum."""
+        """Return the demands of the jobs before a key: the last ones one by one, the earlier ones as a sum."""
         number, end = self._place(key)
         block = self._blocks[number]
         start = max(0, end - _ONE_BY_ONE)
@@ -115,13 +115,13 @@ class WaitingQueue:
         return Ahead(volume_ns, demands)
 
     def _place(self, key: _Key) -> tuple[int, int]:
-        """The number of the block where this key belongs, and its index in that block."""
+        """Return the number of the block where this key belongs, and its index in that block."""
         number = bisect_left(self._lasts, key)
         return number, bisect_left(self._blocks[number].keys, key)
 
 
 class WaitingQueues:
-    """A queue for each set of devices that alone may run its jobs; where all devices serve all pipelines, one."""
+    """A queue for each set of devices that alone may run its jobs; one queue if all devices serve all pipelines."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -134,18 +134,18 @@ class WaitingQueues:
         return iter(self._merged(self._queues.values()))
 
     def of(self, request: Request) -> WaitingQueue:
-        """The queue of a request."""
+        """Return the queue of a request."""
         within = self._costs.pools.within(request.pipeline)
         if within not in self._queues:
             self._queues[within] = WaitingQueue()
         return self._queues[within]
 
     def first(self, most: Callable[[Within], int]) -> Sequence[Job]:
-        """The first jobs of each queue, in order of all; `most` is how many of the jobs that these devices may run."""
+        """Return the first jobs of each queue, in order of all; `most` limits their number, given a queue's devices."""
         return list(self._merged([islice(queue, most(within)) for within, queue in self._queues.items()]))
 
     def ahead(self, key: _Key, share: Callable[[Within], float]) -> Ahead:
-        """As `WaitingQueue.ahead`. Of jobs that certain devices may run, the share that `share` says counts."""
+        """Return `WaitingQueue.ahead` over all queues; of each queue only its `share` counts, given its devices."""
         if len(self._queues) == 1 and share(None) == 1:  # The usual case.
             return self._queues[None].ahead(key)
         volume_ns, demands = 0, list[Demand]()

@@ -1,4 +1,4 @@
-"""Which devices keep something of which jobs."""
+"""Record of the devices that keep something of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Residents:
         self._devices = devices
 
     def add(self, job: Job, devices: Group, num_stages: int) -> None:
-        """These devices will have what a job needs of its first `num_stages` stages, after its next work on them."""
+        """Note that devices will have what a job needs of its first `num_stages` stages, after its next work."""
         job.holders.update(dict.fromkeys(devices, num_stages))
         for device_id in devices:
             residents = self._devices.by_id[device_id].residents
@@ -24,17 +24,17 @@ class Residents:
             residents[job.job_id] = job
 
     def remove(self, job: Job, device_id: int) -> None:
-        """A device keeps nothing of a job any more."""
+        """Note that a device keeps nothing of a job any more."""
         del self._devices.by_id[device_id].residents[job.job_id]
         job.remove_device(device_id)
 
     def evict(self, job: Job) -> None:
-        """No device keeps anything of a job any more."""
+        """Note that no device keeps anything of a job any more."""
         for device_id in tuple(job.holders):
             self.remove(job, device_id)
 
     def beyond(self, device_id: int, most: int) -> Sequence[Job]:
-        """The jobs without works that a device must drop to keep at most `most` residents, the oldest first."""
+        """Return the jobs without works that a device must drop to keep at most `most` residents, the oldest first."""
         residents = self._devices.by_id[device_id].residents
         if len(residents) <= most:
             return ()

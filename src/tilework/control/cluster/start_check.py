@@ -1,4 +1,4 @@
-"""Whether a start is legal. An illegal start is a bug of the policy."""
+"""Check that a start is legal. An illegal start is a bug of the policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilework.core.work import Start
 
 
 def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device], pools: Pools) -> None:
-    """Assert that these jobs may be started so; `jobs` and `devices` are those of the start."""
+    """Assert that a start of these jobs on these devices is legal."""
     assert devices, f"jobs {start.job_ids} are started on no device"
     node, kind = devices[0].node, start.stage.kind
     for device in devices:

@@ -1,4 +1,4 @@
-"""When and where works end that are told to stop: at their next step boundary."""
+"""Predicted ends of works that are told to stop: the time and the step of their next step boundary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Work
 
 _BEGUN_NS = NS_PER_MS // 1000
-"""A step that ends within this time is over, and the next one has begun: durations are rounded."""
+"""Time within which a step's end counts as past, and the next step as begun: durations are rounded."""
 
 
 class StoppedEnd(NamedTuple):
-    """How many of its steps a work will have made, and when it ends."""
+    """The number of its steps that a work will have made, and the time at which it ends."""
 
     num_done: int
     end_ns: int
@@ -32,10 +32,10 @@ class Stops:
         self._now = now
 
     def ends_of(self, works: Sequence[Work], requests_of: Callable[[Work], Sequence[Request]]) -> dict[int, StoppedEnd]:
-        """The end of each of these works, given in order, by its id. One whose jobs have all ended has no requests.
+        """Return the end of each of these works, given in order, by its id. A work of ended jobs has no requests.
 
-        A stage without steps runs to its end, and so does the step that runs, also one that begins just now. A work
-        that has not begun, or waits for a load, is revoked: it ends when the last of its devices has come to it.
+        A stage without steps runs to its end, and so does a running step, also one that begins just now. A work that
+        has not begun, or that waits for a load, is revoked: it ends when the last of its devices has reached it.
         """
         ends: dict[int, StoppedEnd] = {}
         for work in works:
@@ -47,13 +47,13 @@ class Stops:
         return ends
 
     def shorten(self, work: Work, ends: Mapping[int, StoppedEnd]) -> None:
-        """Expect this end of a work on its devices."""
+        """Lower the predicted end of a work on its devices to this one."""
         for device_id in work.devices:
             if (device := self._devices.by_id.get(device_id)) is not None and device.has(work):
                 device.shorten(work, max(0, ends[work.work_id].end_ns - self._turn_ns(device, work, ends)))
 
     def _turn_ns(self, device: Device, work: Work, ends: Mapping[int, StoppedEnd]) -> int:
-        """When a device comes to a work: it has ended the one before, and has loaded what this one waits for."""
+        """Return when a device reaches a work: it has ended the work before, and the loads that this one waits for."""
         before = device.before(work)
         if before is None:
             return self._now.ns
@@ -64,7 +64,7 @@ class Stops:
         end_ns = max(self._now.ns, self._devices.end_ns(work))
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         if any(device.waits_for_load(work.work_id) for device in carriers):
-            after_loads_ns = end_ns - step_ns * work.num_steps  # They are still to be done.
+            after_loads_ns = end_ns - step_ns * work.num_steps  # The steps are still to be done.
             return StoppedEnd(0, max(self._now.ns, after_loads_ns))
         if not step_ns or not work.stage.has_steps:
             return StoppedEnd(work.num_steps, end_ns)

@@ -41,14 +41,14 @@ _MEASURED = Stage("", "measure", StageSpec(name="measure"))
 
 
 class Occupation(NamedTuple):
-    """Devices that a measurement takes, and the works that stand for it."""
+    """Devices that a measurement takes, and the works that stand for the measurement."""
 
     devices: Group
     works: tuple[Work, ...]
 
 
 class Overrun(NamedTuple):
-    """By how much a work ended later than was predicted last, less than 0 if earlier; and how long it was to take."""
+    """Time by which a work ended after its last predicted end, less than 0 if before; and its predicted duration."""
 
     by_ns: int
     predicted_ns: int
@@ -80,13 +80,13 @@ class Tracker:
         self._busy: dict[int, Job] = {}
         self._parked: dict[int, Job] = {}
         self.next_work_id = 1
-        self._num_changes = 0  # Of the jobs that have works or wait for CPU slots.
+        self._num_changes = 0  # Changes of the jobs that have works or wait for CPU slots.
         self._alone: frozenset[int] = frozenset()  # Accelerators that form no groups.
         self.is_linking = False
         self.margins = START_MARGINS
         self._firsts: set[int] = set()  # Works in flight of classes that were not measured when they were committed.
         self.silent_nodes = frozenset[int]()
-        self._lacking: set[int] = set()  # Devices that lack a component, or have not the memory for all.
+        self._lacking: set[int] = set()  # Devices that lack a component, or the memory for all.
         self.needs_loads = False
 
     # Queries of policies and admission.
@@ -104,14 +104,14 @@ class Tracker:
 
     @property
     def up(self) -> Mapping[int, Device]:
-        """All devices that are up, by id: accelerators, CPU slots, and those that are cordoned."""
+        """All devices that are up, by id: accelerators, CPU slots, and cordoned devices."""
         return self._devices.by_id
 
     def widest(self, pipeline: str) -> int:
         return self._devices.widest(self._costs.pools.within(pipeline))
 
     def widest_now(self, pipeline: str) -> int:
-        """The largest number of devices of one pool that are up, of those that serve a pipeline."""
+        """Return the largest number of devices of one pool that are up, of those that serve a pipeline."""
         return self._devices.widest_now(self._costs.pools.within(pipeline))
 
     def load_ns(self, device_id: int, stage: Stage) -> int:
@@ -134,19 +134,19 @@ class Tracker:
         return frozenset(one.device_id for one in self.up.values() if one.node in nodes) if nodes else nodes
 
     def device(self, device_id: int) -> Device | None:
-        """The device with this id; None while it is down or gets no works."""
+        """Return the device with this id; None while it is down or gets no works."""
         device = self._devices.by_id.get(device_id)
         return None if device is None or device.is_cordoned else device
 
     def is_busy(self, device_id: int) -> bool:
-        """Whether this device is up and has a work."""
+        """Return whether this device is up and has a work."""
         device = self._devices.by_id.get(device_id)
         return device is not None and bool(device.works)
 
     def needs_preparation(self, devices: Group, beside_bytes: int) -> bool:
-        """Whether something must be loaded or dropped, or a load be awaited, before a work on these devices.
+        """Return whether something must be loaded, dropped or waited for before a work on these devices.
 
-        It needs `beside_bytes` on each beyond its weights.
+        The work needs `beside_bytes` on each beyond its weights.
         """
         if self.needs_loads:
             return True
@@ -227,7 +227,7 @@ class Tracker:
         return list(self._begun(NEVER_NS))
 
     def _begun(self, last_ns: int) -> Iterator[tuple[int, int, Block]]:
-        """The reservations of jobs with works that are due by then."""
+        """Yield the reservations of jobs with works that are due by then."""
         for job in self._busy.values():
             block = job.promised
             if block is not None and block.due_ns <= last_ns:
@@ -257,7 +257,7 @@ class Tracker:
             self._check_device(device)
 
     def set_memory(self, device_id: int, memory: Memory) -> None:
-        """Note the components that a device will have, and compute the reservations again that counted on others."""
+        """Note the components that a device will have, and renew the reservations that relied on the dropped ones."""
         device = self._devices.by_id[device_id]
         before, after = set(device.memory.components), set(memory.components)
         device.memory, dropped = memory, before - after
@@ -283,7 +283,7 @@ class Tracker:
         return -1 - device_id if device_id in self._alone else self._costs.pools.number(node, device_id)
 
     def check_loads(self) -> None:
-        """Note that components of devices, or what stages need, have changed."""
+        """Note that components of devices, or the needs of stages, have changed."""
         self.sources.changed()
         self._lacking.clear()
         self.needs_loads = False
@@ -315,11 +315,11 @@ class Tracker:
         return lost
 
     def cordon(self, device_id: int) -> None:
-        """Give a device that is up no further works. It ends those that it has; no job counts on what it keeps."""
+        """Give a device that is up no further works. It ends its works; no job relies on what it keeps."""
         self._empty(self._devices.cordon(device_id))
 
     def _empty(self, device: Device) -> None:
-        """No job counts on what a device keeps of it, and no work will be waiting for what that lacks."""
+        """Let no job rely on what a device keeps of it, and no longer count the components that the device lacks."""
         for job in device.residents.values():
             job.remove_device(device.device_id)
         device.residents.clear()
@@ -330,7 +330,7 @@ class Tracker:
     # Jobs.
 
     def add_job(self, job: Job) -> None:
-        """Let a new job wait. Its `demand` is what is left of it."""
+        """Let a new job wait. Its `demand` is that of its remaining work."""
         self.jobs[job.job_id] = job
         self.job_ids[job.request.uid] = job.job_id
         self._load.enter(job)
@@ -429,7 +429,7 @@ class Tracker:
         self._num_changes += queue is self.for_slots
 
     def _queue_of(self, job: Job) -> WaitingQueue:
-        """The queue in which a job waits for the devices of its next stage."""
+        """Return the queue in which a job waits for the devices of its next stage."""
         stage = job.committed.stage
         return self.for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting.of(job.request)
 
@@ -491,8 +491,8 @@ class Tracker:
     def occupy(self, devices: Group, run_ns: int, *, is_closed: bool) -> Occupation:
         """Let a measurement take devices for this time, when all have ended their works.
 
-        For policies its stand-in is a work of a job that has ended. It is not in flight: nothing reports on it. With
-        another one devices are closed: none gets a work, since a policy queues one after the running one.
+        Policies see it as a work of a job that has ended. That work is not in flight: nothing reports on it. If
+        `is_closed`, a second such work keeps all works away, since a policy queues one work after the running one.
         """
         there = [self._devices.by_id[device_id] for device_id in devices]
         end_ns = max(device.idle_ns for device in there) + run_ns
@@ -517,7 +517,7 @@ class Tracker:
         )
 
     def vacate(self, occupation: Occupation) -> None:
-        """Free the devices that a measurement takes, those of them that are still there."""
+        """Free the devices that a measurement takes, as far as they are still there."""
         for device_id in occupation.devices:
             for work in occupation.works if device_id in self._devices.by_id else ():
                 self._devices.by_id[device_id].pop(work)
@@ -547,11 +547,11 @@ class Tracker:
         return jobs
 
     def overrun(self, work: Work) -> Overrun | None:
-        """How late a work is that ends now; None if that says nothing of others.
+        """Return how late a work is that ends now; None if that says nothing about other works.
 
-        It does not if the work has not begun, or waited for loads: reservations count these from the slowest source.
-        Nor if no work of its class had ended before it was committed: it corrects the table, and may record or compile
-        what later ones use.
+        It says nothing if the work has not begun, or waited for loads: reservations assume loads from the slowest
+        source. Nor if no work of its class had ended before it was committed: it corrects the table, and may record or
+        compile what later works use.
         """
         there = [self._devices.by_id[one] for one in work.devices if self._devices.carries(one, work)]
         if (
@@ -564,7 +564,7 @@ class Tracker:
         return Overrun(self._now.ns - end_ns, max(0, end_ns - max(device.head_from_ns for device in there)))
 
     def members(self, work: Work) -> list[Job]:
-        """The jobs that a work still belongs to: neither ended nor in another attempt."""
+        """Return the jobs that a work still belongs to: neither ended nor in another attempt."""
         return [
             job
             for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)
@@ -572,14 +572,14 @@ class Tracker:
         ]
 
     def awaited(self, work: Work) -> Work | None:
-        """The first earlier work of one of its jobs that was not reported yet; None if there is none."""
+        """Return the first earlier work of one of its jobs that was not reported yet; None if there is none."""
         for job in self.members(work):
             if job.works[0] is not work:
                 return job.works[0]
         return None
 
     def sharing(self, job: Job) -> list[Job]:
-        """A job and all jobs that share works in flight with it, directly or through other jobs."""
+        """Return a job and all jobs that share works in flight with it, directly or through other jobs."""
         found = {job.job_id: job}
         queue = [job]
         for one in queue:
@@ -600,9 +600,9 @@ class Tracker:
         return found
 
     def boundary(self, jobs: Sequence[Job]) -> Boundary | None:
-        """Where these jobs would stand if they were told to stop now; None if that is not known.
+        """Return the positions of these jobs if they were told to stop now; None if that is not known.
 
-        It is not if other works wait behind theirs on a device, or if one of theirs is on a CPU slot.
+        It is not known if other works wait behind theirs on a device, or if one of theirs is on a CPU slot.
         """
         works = self._in_flight(jobs)
         ends, free_ns = self._stops.ends_of(works, self._requests_of), dict[int, int]()
@@ -630,7 +630,7 @@ class Tracker:
         return works[::-1]
 
     def _in_flight(self, jobs: Sequence[Job]) -> list[Work]:
-        """The works of these jobs that have not ended, in order."""
+        """Return the works of these jobs that have not ended, in order."""
         works = {work.work_id: work for job in jobs for work in job.works if work.work_id in self.works}
         return [works[work_id] for work_id in sorted(works)]
 
@@ -638,10 +638,10 @@ class Tracker:
         return [job.request for job in self.members(work)]
 
     def _position_at(self, job: Job, ends: Mapping[int, StoppedEnd]) -> int:
-        """The position of a job when its works have ended so."""
+        """Return the position of a job when its works have ended like this."""
         return job.done.position + sum(ends[work.work_id].num_done for work in job.works if work.work_id in ends)
 
 
 def _key(urgency_ns: int, job_id: int | None) -> tuple[int, int]:
-    """The place of a job in the order of service; a new job's is after jobs of the same urgency."""
+    """Return the place of a job in the order of service; a new job is after jobs of the same urgency."""
     return (urgency_ns + 1, -1) if job_id is None else (urgency_ns, job_id)

@@ -61,41 +61,41 @@ class DriverCore:
 
     @property
     def work_ids(self) -> Sequence[int]:
-        """The works in flight."""
+        """Ids of the works in flight."""
         return tuple(self._in_flight)
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no work, no move and no job."""
+        """True if it has no work, no move and no job."""
         return not (self._in_flight or self._moves or self._latest) and self.states.is_empty
 
     def has_works(self, device_ids: Group) -> bool:
-        """Whether a work is in flight on one of these devices."""
+        """Return whether a work is in flight on one of these devices."""
         return any(not set(device_ids).isdisjoint(one.work.devices) for one in self._in_flight.values())
 
     def work(self, work_id: int) -> Work | None:
-        """The work with this id, if it is in flight."""
+        """Return the work with this id, if it is in flight."""
         in_flight = self._in_flight.get(work_id)
         return None if in_flight is None else in_flight.work
 
     def members(self, work_id: int) -> Mapping[int, int]:
-        """The jobs that a work still belongs to, each with its position before it; empty if it is not in flight."""
+        """Return the jobs that a work still belongs to, each with its position before it; empty if not in flight."""
         in_flight = self._in_flight.get(work_id)
         return {} if in_flight is None else self._members(in_flight.work)
 
     def is_paused(self, job_id: int) -> bool:
-        """Whether a job has not ended and has no work."""
+        """Return whether a job has not ended and has no work."""
         job = self._tracker.jobs.get(job_id)
         return job is not None and not job.works
 
     def is_preempted(self, job_id: int) -> bool:
-        """Whether a job is paused while a device of its latest work runs another job."""
+        """Return whether a job is paused while a device of its latest work runs another job."""
         return self.is_paused(job_id) and any(map(self._tracker.is_busy, self._tracker.jobs[job_id].last_devices))
 
     # Actions of the controller.
 
     def perform(self, action: Action) -> Messages:
-        """Returns the messages for devices that an action causes, if any."""
+        """Return the messages for devices that an action causes, if any."""
         match action:
             case RunWork(work):
                 return self._run(work)
@@ -117,12 +117,12 @@ class DriverCore:
         return ((work.devices, work),)
 
     def _stop(self, work_id: int) -> Messages:
-        """Only the leader is told: it decides where a work stops. If it is lost, the work breaks off anyway."""
+        """Tell only the leader: it decides where a work stops. If it is lost, the work breaks off anyway."""
         in_flight = self._in_flight.get(work_id)
         return () if in_flight is None else ((in_flight.work.devices[:1], StopWork(work_id)),)
 
     def _move(self, job_id: int, targets: Group, stages: tuple[int, ...]) -> StateMove:
-        """The move of a job's state after its latest work; resolved when that work has ended, or now if it has."""
+        """Return the move of a job's state after its latest work; resolved when that has ended, or now if it has."""
         latest = self._latest.get(job_id)
         source = () if latest is None else latest.devices
         move = StateMove(job_id=job_id, targets=targets, source=source, stages=stages)
@@ -132,7 +132,7 @@ class DriverCore:
         return self.states.resolve(move, self._next_position(job_id, latest))
 
     def _next_position(self, job_id: int, latest: Work | None) -> int:
-        """Where a job's next work begins; its latest work, if any, has ended.
+        """Return the position at which a job's next work begins; its latest work, if any, has ended.
 
         The controller may not count the latest work yet, because an earlier work of the job is still in flight.
         """
@@ -143,26 +143,26 @@ class DriverCore:
         return self._position(job_id)
 
     def begin_job(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
-        """A job has begun, from a checkpoint, which may be empty."""
+        """Record that a job has begun, from a checkpoint, which may be empty."""
         self.states.begin(job_id, self._costs.start(request).itinerary, checkpoint)
 
     def is_result(self, job_id: int, result: WorkResult) -> bool:
-        """Whether a work that has ended, and not been handled yet, wrote the result of a job."""
+        """Return whether a work that has ended, and not been handled yet, wrote the result of a job."""
         position = result.members[job_id] + result.steps_done
         return position == self._tracker.jobs[job_id].done.itinerary.length
 
     def end_job(self, job_id: int) -> None:
-        """A job has ended. The driver ends or holds its blobs with `states`."""
+        """Record that a job has ended. The driver ends or holds its blobs with `states`."""
         self._latest.pop(job_id, None)
 
     # Reports of devices.
 
     def on_progress(self, work_id: int) -> None:
-        """A step of a work has ended."""
+        """Record that a step of a work has ended."""
         self._watchdog.on_progress(work_id)
 
     def on_report(self, device_id: int, report: Ended | Failed) -> Iterable[Effect]:
-        """A device has ended a work, or failed in it."""
+        """Handle the report that a device has ended a work, or failed in it."""
         in_flight = self._in_flight.get(report.work_id)
         if in_flight is None:
             return self._discard_unknown(report)
@@ -193,7 +193,7 @@ class DriverCore:
             yield from self._end_work(in_flight, merged)
 
     def _leave_out(self, work: Work, absent: Iterable[Absent]) -> Iterator[Effect]:
-        """A work ran without some members. It stays in flight meanwhile: moves of the others wait for it."""
+        """Record that a work ran without some members. It stays in flight: moves of the other members wait for it."""
         for member in absent:
             if member.state_lost and member.job_id in self._members(work):
                 yield from _discard(self.states.reset(member.job_id))
@@ -226,7 +226,7 @@ class DriverCore:
             yield Discard(tuple(superseded))
 
     def _ending(self, work: Work, members: Mapping[int, int], report: Ended) -> Ending:
-        """How a work ended. One that was told to stop in its last step, and has written a result by it, is done."""
+        """Return how a work ended. One that was told to stop in its last step, and has written a result, is done."""
         ending = ending_of(report)
         if ending is Ending.STOPPED and report.steps_done == work.num_steps:
             ends = [(job_id, position + work.num_steps) for job_id, position in members.items()]
@@ -253,7 +253,7 @@ class DriverCore:
     def _resolve(self, work: Work, members: Mapping[int, int], steps_done: int) -> Iterator[Effect]:
         """Resolve the moves that waited for a work: with the states of `members`, with nothing for its other jobs.
 
-        The next works of those other jobs are revoked, or can do with what their devices have.
+        The next works of those other jobs are revoked, or need only what their devices have.
         """
         for move in self._moves.pop(work.work_id, ()):
             position = members.get(move.job_id)
@@ -262,11 +262,11 @@ class DriverCore:
     # Lost devices and stuck works.
 
     def on_device_lost(self, device_id: int, reason: str) -> Iterator[Effect]:
-        """A device is lost. Works without another device are lost with it; works of larger groups break off."""
+        """Handle the loss of a device. Works without another device are lost; works of larger groups break off."""
         yield from self._lose((device_id,), DeviceLost(device_id, reason))
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> Iterator[Effect]:
-        """A node is lost with all its devices, and these blobs, which no other node has."""
+        """Handle the loss of a node with all its devices, and of these blobs, which no other node has."""
         believed = {job_id: self._position(job_id) for job_id in self.states.job_ids}
         positions, outdated = self.states.lose(blobs, believed)
         yield from self._lose(device_ids, NodeLost(node, device_ids, reason, tuple(sorted(positions.items()))))
@@ -313,7 +313,7 @@ class DriverCore:
     # Queries of the tracker.
 
     def _members(self, work: Work) -> dict[int, int]:
-        """The jobs that a work still belongs to, each with its position before the work."""
+        """Return the jobs that a work still belongs to, each with its position before the work."""
         jobs, found = self._tracker.jobs, dict[int, int]()
         for job_id, attempt, position in zip(work.job_ids, work.attempts, work.positions, strict=True):
             job = jobs.get(job_id)
@@ -322,7 +322,7 @@ class DriverCore:
         return found
 
     def _position(self, job_id: int) -> int:
-        """Where the controller believes a job to be."""
+        """Return the position at which the controller believes a job to be."""
         return self._tracker.jobs[job_id].done.position
 
 

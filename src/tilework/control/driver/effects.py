@@ -1,7 +1,7 @@
-"""What the driver core asks the driver to do.
+"""Effects: what the driver core asks the driver to do.
 
 `perform` answers an action with messages: (devices, message), sent to each of these devices. Everything else is
-answered with effects. The driver performs them in order, each before it asks for the next: how the controller answers
+answered with effects. The driver performs them in order, each before it asks for the next: the controller's answer to
 one effect may change the next one.
 """
 
@@ -20,8 +20,8 @@ from tilework.core.work import Group, Work
 Message = Work | StopWork | StateMove | Forget | LoadComponents | DropComponents
 """A work to run, a work to stop, a state to import, a job to forget, components to load or drop.
 
-A driver that has a wire turns works and moves into wire commands. What it adds to them (prompts, groups of processes)
-has no effect on decisions.
+A driver that has a wire turns works and moves into wire commands. Prompts and groups of processes, which it adds to
+them, have no effect on decisions.
 """
 
 Messages = tuple[tuple[Group, Message], ...]
@@ -36,7 +36,7 @@ class HandleEvent:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """A move that was sent unresolved is resolved now: works queued for it on its targets can begin."""
+    """Send a move, which was sent unresolved, again as resolved: works queued for it on its targets can begin."""
 
     move: StateMove
 

@@ -27,21 +27,21 @@ class InFlightWork:
 
     @property
     def awaited(self) -> Set[int]:
-        """The devices that have not reported and are not lost."""
+        """Devices that have not reported and are not lost."""
         return set(self.work.devices) - self.reports.keys() - self.lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether all its devices are lost."""
+        """True if all its devices are lost."""
         return len(self.lost) == len(self.work.devices)
 
     @property
     def blobs(self) -> set[StateBlob]:
-        """The blobs of all its reports so far."""
+        """Blobs of all its reports so far."""
         return {blob for report in self.reports.values() for blob in report.blobs.values()}
 
     def blobs_except(self, report: Ended) -> list[StateBlob]:
-        """The blobs of its reports, without those of one report."""
+        """Return the blobs of its reports, without those of one report."""
         return list(self.blobs.difference(report.blobs.values()))
 
     def take(self, device_id: int, report: Ended) -> Ended | None:
@@ -52,14 +52,14 @@ class InFlightWork:
         return self.merged()
 
     def merged(self) -> Ended | None:
-        """The report with the most steps; the first of several. None while others are awaited."""
+        """Return the report with the most steps, the first of several; None while others are awaited."""
         if self.awaited or not self.reports:
             return None
         return merge_cut_off([self.reports[one] for one in self.work.devices if one in self.reports])
 
 
 def merge_cut_off(reports: Sequence[Ended]) -> Ended:
-    """The report of a work that its devices could not end: the one with the most steps; the first of several."""
+    """Return the report of a work that its devices could not end: the first one with the most steps."""
     farthest = max(reports, key=_steps_kept)
     no_memory = any(report.out_of_memory for report in reports)
     return replace(
@@ -72,10 +72,10 @@ def merge_cut_off(reports: Sequence[Ended]) -> Ended:
 
 
 def is_cut_off(report: Ended) -> bool:
-    """Whether a device could not go on; then the others of its group cannot, either."""
+    """Return whether a device could not go on; then the other devices of its group cannot go on, either."""
     return report.broken or report.out_of_memory
 
 
 def _steps_kept(report: Ended) -> int:
-    """The steps whose result is serialized. A device that was done when the leader was lost has written no blob."""
+    """Return the steps whose result is serialized. A device that was done when the leader was lost wrote no blob."""
     return report.steps_done if report.blobs or report.images or report.files else 0

@@ -1,7 +1,7 @@
-"""Whether what a device reports can be: each report is held against the commands that the device was sent.
+"""Checks of the reports of a device: each report is compared with the commands that the device was sent.
 
-A report that cannot be means that its sender is broken, or another than it should be: nothing it says counts then. So
-this is no place for what merely comes late, which the driver core ignores.
+An impossible report means that its sender is broken, or is not the expected one: then none of its reports counts.
+Reports that merely come late are not checked here; the driver core ignores them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tilework.core.wire.spec import Image
 
 _SLACK_NS = NS_PER_S
 _DRIFT = 1000
-"""Two clocks part by less than a thousandth: NTP changes the speed of one by 500 ppm at most."""
+"""Inverse of the largest drift: two clocks part by less than a thousandth, since NTP slews by at most 500 ppm."""
 _DROPS_NS = 60 * NS_PER_S
-"""The drops before a load, which its time includes, may have come before it."""
+"""Time that the drops before a load, which its time includes, may have begun before it."""
 _MOST_SIDE = 1 << 16
 _NAME = re.compile("[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _NO_BLOBS = ("lock", "owner", "weights")
-"""Other things that the directory of blobs holds."""
+"""Other names in the directory of blobs."""
 
 
 class BadReport(Exception):
-    """A report that cannot be; the message says why."""
+    """An impossible report; the message says why."""
 
 
 @dataclass(slots=True, eq=False)
 class _SentWork:
-    """A work that a device has not ended. It `leads` if it is the first of its group."""
+    """A work that a device has not ended. The device `leads` if it is the first of the group."""
 
     command: Execute
     members: frozenset[int]
@@ -44,15 +44,15 @@ class _SentWork:
 
 
 def blob_name_error(name: str) -> str:
-    """Why a name cannot be that of a blob, which is a file beside others; empty if it can."""
+    """Return why a name cannot be that of a blob, which is a file beside others; empty if it can."""
     return "" if _NAME.fullmatch(name) and name not in _NO_BLOBS else f"{name[:40]!r} is not the name of a blob"
 
 
 @dataclass(slots=True, eq=False)
 class ReportCheck:
-    """Knows what the worker of a device was sent, in one life of it. `device_id` is as its commands call it.
+    """Knows what the worker of a device was sent, in one life of it. `device_id` is its id in its commands.
 
-    `is_taken` says whether there is a blob of this name already. All times are of one clock.
+    `is_taken` returns whether there is a blob of this name already. All times are of one clock.
     """
 
     device_id: int
@@ -61,7 +61,7 @@ class ReportCheck:
     _loads: dict[int, list[tuple[frozenset[str], int]]] = field(default_factory=dict)
 
     def sent(self, command: Command, now_ns: int) -> None:
-        """A command is sent."""
+        """Record that a command is sent."""
         match command:
             case Execute(work_id=work_id, group=group):
                 members = frozenset(job_id for job_id, _ in command.members)
@@ -73,7 +73,7 @@ class ReportCheck:
                 pass
 
     def knows(self, report: Report) -> bool:
-        """Whether it was sent the work or load that a report is about, and has not ended it."""
+        """Return whether it was sent the work or load that a report is about, and has not ended it."""
         match report:
             case Progress() | Preview() | Ended() | Failed():
                 return report.work_id in self._works
@@ -83,7 +83,7 @@ class ReportCheck:
                 return False
 
     def check(self, report: Report, now_ns: int, within_ns: int | None = 0) -> None:
-        """Take a report on a work or a load. Others are not looked at.
+        """Take a report on a work or a load. Other reports are not checked.
 
         Its times may be wrong by `within_ns`; None: only their differences count. Raises BadReport.
         """
@@ -171,17 +171,17 @@ def _check(holds: bool, what: str, value: object, work: _SentWork) -> None:
 
 
 def _among(what: str, job_ids: Collection[int], work: _SentWork) -> None:
-    """These jobs are members of a work, none of them twice."""
+    """Check that these jobs are members of a work, each given once."""
     _check(len(set(job_ids)) == len(job_ids) and work.members.issuperset(job_ids), what, sorted(job_ids), work)
 
 
 def _longest_ns(sent_ns: int, now_ns: int) -> int:
-    """How long something took at most, by another clock, that began when it was sent and has ended now."""
+    """Return the longest time, by another clock, of something that began when it was sent and has ended now."""
     return now_ns - sent_ns + (now_ns - sent_ns) // _DRIFT + _SLACK_NS
 
 
 def _check_times(work: _SentWork, ended: Ended, now_ns: int, within_ns: int | None) -> None:
-    """The time of a work is between the command and the report on it."""
+    """Check that the time of a work is between the command and the report on it."""
     run_ns = ended.end_ns - ended.start_ns
     _check(0 <= run_ns <= _longest_ns(work.sent_ns, now_ns), "run_ns", run_ns, work)
     if within_ns is not None:
@@ -191,6 +191,6 @@ def _check_times(work: _SentWork, ended: Ended, now_ns: int, within_ns: int | No
 
 
 def _is_whole(image: Image) -> bool:
-    """Whether the buffer of a picture is as long as its size says."""
+    """Return whether the buffer of an image is as long as its size says."""
     sides = image.height, image.width, image.frames
     return all(0 < side <= _MOST_SIDE for side in sides) and len(image.pixels) == 3 * sides[0] * sides[1] * sides[2]

@@ -1,4 +1,4 @@
-"""How a work ended."""
+"""Ends of works: the ways in which a work ends, and its merged report."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tilework.core.work import Work
 
 
 class Ending(StrEnum):
-    """How a work ended. `LOST`: all its devices were lost. `BROKEN`: some of its devices were lost.
+    """Way in which a work ended. `LOST`: all its devices were lost. `BROKEN`: some of its devices were lost.
 
-    `OUT_OF_MEMORY`: it needed more than a device has; its jobs are retried in another way.
+    `OUT_OF_MEMORY`: it needed more memory than a device has; its jobs are retried in another way.
     """
 
     DONE = "done"
@@ -49,7 +49,7 @@ class WorkResult:
 
 
 def ending_of(report: Ended) -> Ending:
-    """How a work ended by its merged report."""
+    """Return the way in which a work ended, by its merged report."""
     if report.out_of_memory:
         return Ending.OUT_OF_MEMORY
     if report.broken:
@@ -58,7 +58,7 @@ def ending_of(report: Ended) -> Ending:
 
 
 def end_event(work: Work, ending: Ending, report: Ended) -> EndEvent:
-    """The event that tells the controller how a work ended."""
+    """Return the event that tells the controller how a work ended."""
     if ending is Ending.DONE:
         return WorkFinished(work.work_id, report.end_ns - report.start_ns)
     early: type[OutOfMemory | Broken | Stopped] = Stopped

@@ -1,4 +1,4 @@
-"""Which blobs hold the states of jobs, and moves of states between devices."""
+"""Registry of the blobs that hold the states of jobs, and moves of states between devices."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Blobs = tuple[StateBlob, ...]
 class StateMove:
     """The move of a job's state from `source`, the devices of its latest work, to the queues of `targets`.
 
-    The targets lack the outputs of these `stages` (indices on the job's way), and have those of the others that they
-    need; the state between two steps goes with every move. Works queued after it wait until it `is_resolved`. If it
-    `delivers`, the job is at `position`, and `states` are what a target gets; it keeps what it has of other stages. If
-    it does not, a target keeps all that it has.
+    The targets lack the outputs of these `stages` (indices on the job's way), and have the other outputs that they
+    need. The state between two steps goes with every move. Works queued after the move wait until it `is_resolved`. If
+    it `delivers`, the job is at `position`, and `states` are what a target gets; it keeps what it has of other stages.
+    Otherwise a target keeps all that it has.
     """
 
     job_id: int
@@ -45,7 +45,7 @@ class _JobStates:
         return None if blob is None else SavedState(self.itinerary.at[position - 1].num_done, position, blob)
 
     def newest(self, position: int) -> int:
-        """The last position up to this one from which the job can go on with the blobs that there are."""
+        """Return the last position up to this one from which the job can go on with the existing blobs."""
         places = {0, position, *self.blobs, *self.itinerary.ends}
         return max(place for place in places if place <= position and self._has_all_of(place))
 
@@ -58,11 +58,11 @@ class _JobStates:
 class StateRegistry:
     """The blobs of all jobs.
 
-    A job has the outputs of the stages that are done, the state at which the controller believes it to stand, and later
-    ones: the report of a work may overtake that of an earlier work, which may still be lost. Methods return the blobs
-    that are superseded, to be discarded.
+    A job has the outputs of the stages that are done, the state at the position where the controller believes it to be,
+    and later ones: the report of a work may overtake that of an earlier work, which may still be lost. Methods return
+    the blobs that are superseded, to be discarded.
 
-    Blobs of a job that has ended may be held, by its uid, until its picture is stored.
+    Blobs of a job that has ended may be held, by its uid, until its image is stored.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class StateRegistry:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all blobs."""
+        """Size of all blobs."""
         return sum(blob.num_bytes for blob in self._blobs())
 
     @property
@@ -80,7 +80,7 @@ class StateRegistry:
 
     @property
     def job_ids(self) -> Sequence[int]:
-        """The jobs that have not ended."""
+        """Ids of the jobs that have not ended."""
         return tuple(self._jobs)
 
     def _blobs(self) -> Iterator[StateBlob]:
@@ -98,15 +98,15 @@ class StateRegistry:
         return tuple(self._jobs.pop(job_id).blobs.values())
 
     def hold(self, job_id: int, uid: str) -> None:
-        """Keep the blobs of a job that has ended, since its picture may have to be made again."""
+        """Keep the blobs of a job that has ended, since its image may have to be made again."""
         self._held[uid] = self.end(job_id)
 
     def release(self, uid: str) -> Blobs:
-        """Returns the blobs that were held for a request, which are no longer needed."""
+        """Return the blobs that were held for a request, which are no longer needed."""
         return self._held.pop(uid, ())
 
     def reset(self, job_id: int) -> Blobs:
-        """The state of a job is lost: it starts over. Returns the blobs that it had."""
+        """Start a job over, since its state is lost. Returns the blobs that it had."""
         lost = tuple(self._jobs[job_id].blobs.values())
         self._jobs[job_id].blobs.clear()
         return lost
@@ -114,7 +114,7 @@ class StateRegistry:
     def lose(self, gone: Collection[StateBlob], positions: Mapping[int, int]) -> tuple[dict[int, int], Blobs]:
         """Forget blobs that no node has any more. `positions` are where the controller believes the jobs to be.
 
-        Returns where those jobs go on that cannot from there, and their blobs of what comes after that.
+        Returns the earlier positions of jobs that cannot go on from there, and their blobs of what comes after these.
         """
         lost, back, outdated = set(gone), dict[int, int](), list[StateBlob]()
         for job_id, job in self._jobs.items():
@@ -129,7 +129,7 @@ class StateRegistry:
         return back, tuple(outdated)
 
     def adopt(self, job_id: int, blob: StateBlob, position: int) -> Blobs:
-        """Keep the blob that a work has written for a job that is at this position then; not that of the result."""
+        """Keep the blob that a work has written for a job that is then at this position; not that of the result."""
         job = self._jobs[job_id]
         if position == job.itinerary.length:
             return (blob,)
@@ -138,11 +138,11 @@ class StateRegistry:
         return () if old is None else (old,)
 
     def saved(self, job_id: int, position: int) -> SavedState | None:
-        """What is kept of a job that was written at this position; None if there is nothing, as of a result."""
+        """Return the saved state of a job at this position; None if there is none, as for a result."""
         return self._jobs[job_id].saved(position)
 
     def advance(self, job_id: int, position: int) -> Blobs:
-        """The controller believes that a job is at this position: earlier states between two steps are superseded."""
+        """Note where the controller believes a job to be; earlier states between two steps are superseded."""
         job = self._jobs[job_id]
         if len(job.blobs) < 2:
             return ()
@@ -150,7 +150,7 @@ class StateRegistry:
         return tuple([job.blobs.pop(before) for before in old])
 
     def unknown(self, blobs: Iterable[StateBlob]) -> Blobs:
-        """Those of these blobs that belong to no job."""
+        """Return those of these blobs that belong to no job."""
         kept = set(self._blobs())
         return tuple(blob for blob in blobs if blob not in kept)
 
@@ -166,7 +166,7 @@ class StateRegistry:
         return move
 
     def checkpoint(self, job_id: int) -> Checkpoint:
-        """The latest blobs of a job."""
+        """Return the latest blobs of a job."""
         job = self._jobs[job_id]
         last = max(job.blobs, default=0)
         places = sorted(place for place in job.blobs if place == last or place in job.itinerary.ends)

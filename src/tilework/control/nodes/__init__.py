@@ -1,4 +1,4 @@
-"""What an engine knows of its nodes: which are there, what their devices are called, where states are, their clocks.
+"""Owns the engine's record of its nodes: their places, the numbers of their devices, their state blobs, their clocks.
 
 Knows no connection, process or clock: `runtime` drives it with agents, `sim` with simulated ones.
 """

@@ -1,4 +1,4 @@
-"""The state blobs of all nodes: what is fetched from where, copied and discarded."""
+"""The state blobs of all nodes: fetching, copying and discarding them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, F
 
 
 class BlobNode(Protocol):
-    """A node in one session. `fetches` is what it was told to fetch, by id."""
+    """A node in one session. `fetches` are the fetches that it was told to do, by id."""
 
     fetches: dict[int, FetchBlobs]
 
@@ -21,26 +21,26 @@ class BlobNode(Protocol):
 
     @property
     def has_started(self) -> bool:
-        """Whether its workers are up, so that its blobs can be fetched."""
+        """True if its workers are up, so that its blobs can be fetched."""
         ...
 
     @property
     def stays(self) -> bool:
-        """Whether it has started, and is not about to leave."""
+        """True if it has started, and is not about to leave."""
         ...
 
     @property
     def origin(self) -> Origin:
-        """Where its blobs can be fetched, once it has started."""
+        """Address at which its blobs can be fetched, once it has started."""
         ...
 
     def tell(self, message: object) -> None:
-        """Send a message. Messages of one session arrive in order, or it ends."""
+        """Send a message. Messages of one session arrive in order, or the session ends."""
         ...
 
 
 class NodeBlobs:
-    """Tells `nodes`, those that are there by their place, what to do with blobs. Each is kept on `copies` nodes.
+    """Tells `nodes`, which are connected, by their place, what to do with blobs. Each blob is kept on `copies` nodes.
 
     `prefix` begins the names of copies; no other name may begin with it.
     """
@@ -52,24 +52,24 @@ class NodeBlobs:
 
     @property
     def num_kept(self) -> int:
-        """The number of blobs that some node keeps."""
+        """Number of blobs that some node keeps."""
         return self._places.num_kept
 
     def nodes(self, blob: StateBlob) -> Set[int]:
-        """The nodes that have a blob."""
+        """Return the nodes that have a blob."""
         return self._places.nodes(blob)
 
     def is_taken(self, name: str) -> bool:
-        """Whether no worker may give a blob this name: another has it, or it is that of a copy."""
+        """Return whether no worker may give a blob this name: another has it, or it is that of a copy."""
         return name.startswith(self._prefix) or self._places.knows(name)
 
     def written(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
-        """A device of a node has written blobs."""
+        """Record that a device of a node has written blobs."""
         for blob in blobs:
             self._places.add(blob, node.node)
 
     def bring(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
-        """Let a node fetch what it lacks of these."""
+        """Let a node fetch those of these blobs that it lacks."""
         for other, lacking in self._places.lacking(blobs, node.node).items():
             fetch = FetchBlobs(next(self._ids), tuple(lacking), self._nodes[other].origin, self._fetch_s)
             node.fetches[fetch.fetch_id] = fetch
@@ -78,7 +78,7 @@ class NodeBlobs:
             node.tell(fetch)
 
     def copy_to_others(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
-        """Let the nodes after this one fetch what is still kept of these, as far as copies are wanted."""
+        """Let the nodes after this one fetch those of these blobs that are still kept, as far as copies are wanted."""
         if self._copies == 1:
             return
         kept = [blob for blob in blobs if self._places.nodes(blob)]
@@ -86,23 +86,23 @@ class NodeBlobs:
             self.bring(kept, other)
 
     def _after(self, node: BlobNode) -> list[BlobNode]:
-        """The other nodes that stay, in the order of their places, from the next one on."""
+        """Return the other nodes that stay, in the order of their places, from the next one on."""
         places = sorted(self._nodes, key=lambda place: (place < node.node, place))
         return [one for place in places if (one := self._nodes[place]) is not node and one.stays]
 
     def hand_over(self, node: BlobNode) -> None:
-        """Let another node fetch what only this one has. It `is_fetched_from` until that has come, or cannot."""
+        """Let another node fetch the blobs that only this one has. It `is_fetched_from` until that has ended."""
         for other in self._after(node)[:1]:
             self.bring(self._places.only_on(node.node), other)
 
     def is_fetched_from(self, node: BlobNode) -> bool:
-        """Whether another node fetches something from this one."""
+        """Return whether another node fetches something from this one."""
         return any(fetch.origin == node.origin for one in self._nodes.values() for fetch in one.fetches.values())
 
     def fetched(self, answer: BlobsFetched, node: BlobNode) -> int | None:
-        """A node has fetched blobs, or could not; what is not kept any more it discards.
+        """Record that a node has fetched blobs, or could not; it discards those that are no longer kept.
 
-        Returns the place of the node that had all of them; None if some did not come, or if that is lost.
+        Returns the place of the node that had all of them; None if some did not come, or if that node is lost.
         """
         fetch = node.fetches.pop(answer.fetch_id)
         for blob in fetch.blobs:
@@ -115,9 +115,9 @@ class NodeBlobs:
         return next((one.node for one in self._nodes.values() if one.has_started and one.origin == fetch.origin), None)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
-        """A second name on all nodes that have it; None if none has.
+        """Give a blob a second name on all nodes that have it; None if none has.
 
-        A node that has no room for the name lacks the copy when that is imported.
+        A node that has no room for the name lacks the copy when the copy is imported.
         """
         places = sorted(self._places.nodes(blob))
         copied = StateBlob(f"{self._prefix}-{next(self._ids)}", blob.num_bytes)
@@ -131,7 +131,7 @@ class NodeBlobs:
             self._nodes[place].tell(DiscardBlob(blob))
 
     def lose(self, node: BlobNode) -> list[StateBlob]:
-        """A node is lost, and not among `nodes` any more. Returns the blobs that only it had."""
+        """Handle the loss of a node, which is no longer among `nodes`. Returns the blobs that only it had."""
         for other in self._nodes.values():
             if node.has_started:
                 other.tell(LeaveOrigin(node.origin))

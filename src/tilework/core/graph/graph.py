@@ -1,4 +1,4 @@
-"""A pipeline as a graph of stages. Progress, costs, works, states and reports go by it; only adapters name stages."""
+"""A pipeline as a graph of stages. Progress, costs, works, states and reports follow it; only adapters name stages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class BadGraph(ValueError):
 class Graph:
     """The stages of a pipeline as a directed acyclic graph: a stage comes after those that write its inputs.
 
-    `specs` are in any order; `stages` are in an order in which they can run, that of `specs` where it is free, and
-    `stepped` those of them that have steps. The outputs of the last one on a request's way are its result.
+    `specs` are in any order. `stages` are in an order in which they can run, that of `specs` where the graph leaves a
+    choice; `stepped` are those of them that have steps. The outputs of the last stage on a request's way are its
+    result.
 
     One latent frame holds `frames_per_latent` frames of a clip, except for the first, which holds one: 4 for Wan, so
     that 81 frames are 21 in latent space. Times and bytes of a stage follow the latents.
 
     Raises:
-        BadGraph: a name is used twice, inputs form a circle, or it is unclear which stage comes last.
+        BadGraph: a name is used twice, inputs form a cycle, or it is unclear which stage comes last.
     """
 
     pipeline: str
@@ -49,18 +50,18 @@ class Graph:
 
     @property
     def needs_slots(self) -> bool:
-        """Whether a stage runs on CPU slots."""
+        """True if a stage runs on CPU slots."""
         return any(stage.kind is DeviceKind.CPU for stage in self.stages)
 
     def stage(self, name: str) -> Stage:
-        """The stage of this name. Raises KeyError."""
+        """Return the stage of this name. Raises KeyError."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
         raise KeyError(name)
 
     def makes(self, result: ResultKind) -> bool:
-        """Whether its requests may ask for this kind of result."""
+        """Return whether its requests may ask for this kind of result."""
         return result is ResultKind.PIXELS or any(stage.spec.result is result for stage in self.stages)
 
     def itinerary(
@@ -70,10 +71,10 @@ class Graph:
         result: ResultKind = ResultKind.PIXELS,
         cache: CacheChoice | None = None,
     ) -> Itinerary:
-        """The way of a request of this number of steps. The same object every time, as far as they are kept.
+        """Return the way of a request of this number of steps: the same object every time, as long as it is cached.
 
-        `loras` are those that it uses, each with the components that it changes. Stages that make another kind of
-        result than `result` are not on it. Stages with steps use the `cache`.
+        `loras` are those that the request uses, each with the components that it changes. Stages that make another kind
+        of result than `result` are not on the way. Stages with steps use the `cache`.
         """
         # Tables share graphs, and one name may change other components in each.
         key = steps, result, cache, *loras.items()
@@ -89,11 +90,11 @@ class Graph:
         return known
 
     def renamed(self, pipeline: str) -> Graph:
-        """The same graph for another pipeline."""
+        """Return the same graph for another pipeline."""
         return Graph(pipeline, self.specs, self.frames_per_latent)
 
     def to_json(self) -> list[dict[str, Any]] | dict[str, Any]:
-        """What `parse` reads, without fields that have their default: the list of stages, if there is nothing else."""
+        """Return what `parse` reads, without fields that have their default: the list of stages if that is all."""
         stages = [_spec_json(spec) for spec in self.specs]
         return (
             stages if self.frames_per_latent == 1 else {"stages": stages, "frames_per_latent": self.frames_per_latent}
@@ -116,9 +117,9 @@ class Graph:
 
 
 def _with_loras(stage: Stage, loras: Mapping[UsedLora, frozenset[str]]) -> Stage:
-    """The stage with those of the LoRAs that change a component of it.
+    """Return the stage with those of the LoRAs that change one of its components.
 
-    Requests can share it if they have one size: LoRAs of convolutions know nothing of packed batches.
+    Requests can share it only if they have one size: LoRAs of convolutions cannot handle packed batches.
     """
     components = set(stage.spec.components)
     used = tuple(one for one, changes in loras.items() if not components.isdisjoint(changes))
@@ -151,7 +152,7 @@ def _check(specs: Sequence[StageSpec]) -> None:
 
 
 def _check_results(specs: Sequence[StageSpec]) -> None:
-    """Raise BadGraph for a stage that reads what only requests for another kind of result have."""
+    """Raise BadGraph for a stage that reads an output which only requests for another kind of result have."""
     made_for = {output: spec.result for spec in specs for output in spec.outputs if spec.result is not None}
     for spec in specs:
         for name in spec.inputs:
@@ -163,7 +164,7 @@ def _check_results(specs: Sequence[StageSpec]) -> None:
 
 
 def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
-    """The stages in an order in which they can run. Raises BadGraph."""
+    """Return the stages in an order in which they can run. Raises BadGraph."""
     written = {name for spec in specs for name in spec.outputs}
     ready, left, found = set[str](), list(specs), list[StageSpec]()
     while left:

@@ -14,18 +14,18 @@ class Itinerary:
     """The way of a request through its graph, as positions from 0 (nothing is done) to `length` (all is done).
 
     Each step is one position, and so is each stage that runs at once. Stages run one after another, in the order of the
-    graph. A *leg* is what a policy sees of the way: it ends before the next stage that runs on a CPU slot.
+    graph. A *leg* is the part of the way that a policy sees: it ends before the next stage that runs on a CPU slot.
 
     Attributes:
         stages: the stages in order; `ends` are the positions at which they are done.
         length: the last position.
         steps: the number of steps, of all stages with steps.
-        num_stepped: how many stages have steps; of a leg, those of the whole way.
-        needs_slots: whether a stage runs on a CPU slot.
-        at: the cursor of each position, 0 to `length`. Each is made when it is first asked for, and once.
-        needed_from: for each stage, the indices of those before it whose outputs it or a later one reads.
-        following: what comes after the end; empty but for a leg.
-        legs: for each number of stages that are done, the leg on which the request is then.
+        num_stepped: the number of stages with steps; for a leg, those of the whole way.
+        needs_slots: True if a stage runs on a CPU slot.
+        at: the cursor of each position, 0 to `length`. Each is made once, when it is first asked for.
+        needed_from: for each stage, the indices of the stages before it whose outputs it or a later one reads.
+        following: for a leg, the rest of the way after its end; else empty.
+        legs: by number of stages that are done, the leg on which the request then is.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Itinerary:
 
 
 class _Cursors(dict[int, Cursor]):
-    """The cursors of an itinerary by position: a dict, since one that is known is found without any Python."""
+    """The cursors of an itinerary by position: a dict, since a known cursor is found without running Python code."""
 
     def __init__(self, itinerary: Itinerary, parts: tuple[Piece, ...]) -> None:
         super().__init__()

@@ -17,16 +17,16 @@ Piece = tuple[Stage, int]
 class Cursor:
     """A position of a request, and so its remaining work. Read-only; `Itinerary.at` has the one of each position.
 
-    Every event asks for what is left of its jobs, so all of it is computed once.
+    Every event asks for the remaining work of its jobs, so all of it is computed once.
 
     Attributes:
         itinerary: the way that it is on.
-        position: how many steps and stages without steps are done.
-        num_done: how many stages are done, so the index of the stage here.
+        position: the number of steps and of stages without steps that are done.
+        num_done: the number of stages that are done, which is the index of the stage here.
         pieces: each remaining stage with its remaining steps, in order.
         stage: the stage that is next; None if nothing is left.
-        num_left_here: how many positions the stage here still has.
-        num_steps_left: the remaining steps of all stages with steps; `num_steps_done` are the others.
+        num_left_here: the number of positions that the stage here still has.
+        num_steps_left: the remaining steps of all stages with steps; `num_steps_done` is the number of the others.
         stepped: the stage here if it has steps, else the next one that has; None if no steps are left.
         num_steps: the remaining steps of `stepped`.
     """
@@ -64,17 +64,17 @@ class Cursor:
 
     @property
     def leg(self) -> Cursor:
-        """The same position on the way as a policy sees it, which ends before the next stage on a CPU slot."""
+        """Same position on the part of the way that a policy sees, which ends before the next stage on a CPU slot."""
         return self.itinerary.legs[self.num_done].at[self.position]
 
     def at_once(self) -> Iterator[tuple[Stage, Cursor]]:
-        """The stages without steps that come next, up to one with steps, each with the cursor after it."""
+        """Yield the stages without steps that come next, up to one with steps, each with the cursor after it."""
         cursor = self
         while (stage := cursor.stage) is not None and not stage.has_steps:
             cursor = cursor.advanced(1)
             yield stage, cursor
 
     def advanced(self, num_steps: int) -> Cursor:
-        """The cursor after `num_steps` of the stage here; a stage that runs at once is one step."""
+        """Return the cursor after `num_steps` of the stage here; a stage that runs at once is one step."""
         assert num_steps <= self.num_left_here, "a work has more steps than its job"
         return self.itinerary.at[self.position + num_steps]

@@ -1,4 +1,4 @@
-"""The graph of pipelines that describe none: text is encoded, latents are denoised, and decoded to a picture."""
+"""The graph of pipelines that describe none: text is encoded, latents are denoised, and decoded to an image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilework.core.graph.graph import Graph
 
 @lru_cache(maxsize=1024)
 def latent_diffusion(pipeline: str) -> Graph:
-    """The graph of a latent diffusion pipeline. Cost tables without graphs describe such pipelines."""
+    """Return the graph of a latent diffusion pipeline. Cost tables without graphs describe such pipelines."""
     return _shipped().renamed(pipeline)
 
 

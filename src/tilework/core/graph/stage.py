@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class DeviceKind(StrEnum):
-    """What runs a stage. A *CPU slot* is a process of a node that has no accelerator: it runs stages that need none."""
+    """Type of device that runs a stage. A *CPU slot* is a process of a node for stages that need no accelerator."""
 
     ACCELERATOR = "accelerator"
     CPU = "cpu"
 
 
 class ResultKind(StrEnum):
-    """What a request is for: the pixels of its frames, or a file with a video of them."""
+    """Kind of result that a request asks for: the pixels of its frames, or a file with a video of them."""
 
     PIXELS = "pixels"
     VIDEO = "video"
@@ -30,9 +30,10 @@ class ResultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
-    """Which of a request's steps a stage makes: those from the share `first` to the share `last`, or always `count`.
+    """The steps of a request that a stage makes: those from the share `first` to the share `last`, or always `count`.
 
-    Shares that follow each other, as 0 to 0.8 and 0.8 to 1, have all steps of a request, each once, if each has one.
+    Shares that follow each other, such as 0 to 0.8 and 0.8 to 1, cover all steps of a request, each once, if each has
+    one.
     """
 
     first: float = 0.0
@@ -40,28 +41,28 @@ class StepShare:
     count: int | None = None
 
     def of(self, steps: int) -> int:
-        """How many of a request's `steps` are made in this stage; at least one."""
+        """Return the number of a request's `steps` that this stage makes; at least one."""
         return max(1, round(self.last * steps) - round(self.first * steps)) if self.count is None else self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """What a stage reads and writes, and how it may be run.
+    """A stage's inputs, outputs and components, and how it may be run.
 
     Attributes:
         name: the name of the stage, which is unique in its graph.
         components: names of the weights that it needs.
         inputs: names of the values that it reads. Those that no stage writes come with the request.
         outputs: names of the values that it writes; no other stage writes them.
-        steps: which steps of a request it makes; None for a stage that runs at once.
-        degrees: how many devices may share it for one request; None: as many as were profiled.
-        batchable: whether several requests may share its forward passes.
-        one_shape: whether those that share have one size and number of frames.
-        sliceable: whether it can run in slices, which takes less memory and more time.
+        steps: the steps of a request that it makes; None for a stage that runs at once.
+        degrees: the numbers of devices that may share it for one request; None: all that were profiled.
+        batchable: True if several requests may share its forward passes.
+        one_shape: True if those that share must have one size and number of frames.
+        sliceable: True if it can run in slices, which takes less memory and more time.
         previews: the stage that draws previews between its steps; empty if there are none.
-        memory_bytes: what a run of it needs on each of its devices beyond its weights, at least, as its author says.
+        memory_bytes: the least memory that a run needs on each device beyond the weights, as its author declares.
         device_kind: what runs it. A stage on a CPU slot has no steps, and one slot runs it for one request at a time.
-        result: the kind of result that it makes; only requests for this kind have it on their way. None: all have it.
+        result: the kind of result that it makes; only requests for this kind pass through it. None: all requests do.
     """
 
     name: str
@@ -79,7 +80,7 @@ class StageSpec:
     result: ResultKind | None = None
 
     def takes(self, shapes: Sequence[Shape]) -> bool:
-        """Whether a run of it may be for outputs of these shapes together."""
+        """Return whether one run may be for outputs of these shapes together."""
         return len(shapes) == 1 or (self.batchable and not (self.one_shape and len(set(shapes)) > 1))
 
 
@@ -87,8 +88,8 @@ class StageSpec:
 class Stage:
     """A stage of a pipeline, with the LoRAs and the cache that a request uses in it. `spec` says how it runs.
 
-    `caches` has that one, or nothing. Equal if pipeline, name, LoRAs and cache are: only requests whose stages are
-    equal can share works.
+    `caches` holds that cache, or nothing. Stages are equal if pipeline, name, LoRAs and cache are: only requests whose
+    stages are equal can share works.
     """
 
     pipeline: str
@@ -105,15 +106,15 @@ class Stage:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether several devices may share it."""
+        """True if several devices may share it."""
         return self.spec.degrees != (1,)
 
     def allows(self, degree: int) -> bool:
-        """Whether this number of devices may share it."""
+        """Return whether this number of devices may share it."""
         return self.spec.degrees is None or degree in self.spec.degrees
 
     def with_cache(self, cache: CacheChoice) -> Stage:
-        """The same with a cache. One of whole steps is for one request at a time, on one device."""
+        """Return the stage with a cache. With one of whole steps it runs one request at a time on one device."""
         alone = replace(self.spec, batchable=False, degrees=(1,)) if cache.kind.is_of_steps else self.spec
         return replace(self, spec=alone, caches=(cache,))
 

@@ -17,9 +17,9 @@ class StateBlob:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What a stage has written of a request: its outputs, or the state between two of its steps.
+    """A serialized state of a request: the outputs of a stage, or the state between two of its steps.
 
-    `position` is where the request is after it (`core.graph.itinerary.Itinerary`), `index` that of the stage.
+    `index` is that of the stage, `position` that of the request after it (`core.graph.itinerary.Itinerary`).
     """
 
     index: Count

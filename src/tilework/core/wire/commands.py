@@ -1,4 +1,4 @@
-"""From the runtime to a worker. A `revoked` work was stopped before it was sent."""
+"""Commands from the runtime to a worker. A `revoked` work was stopped before it was sent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 
 STATES_BYTES = 2 * 10**9
-"""What a device keeps of the states of jobs that have no work there, unless it is told otherwise."""
+"""Default limit of the bytes that a device keeps of the states of jobs that have no work there."""
 CACHE_BYTES = 4 * 10**9
-"""What a device keeps of steps for later ones of requests with a cache, unless it is told otherwise."""
+"""Default limit of the bytes that a device keeps of steps, for later steps of requests with a cache."""
 
 
 WEIGHTS = "weights"
-"""The directory, inside that of the blobs, of the weights that all CPU workers of a node share."""
+"""Name of the directory, inside that of the blobs, with the weights that all CPU workers of a node share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class Site:
     """The place of a worker: its device, the directory of `blobs`, and the directory where groups meet.
 
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
-    a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
-    serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
-    blobs are read again. What steps of jobs with a cache leave for later ones is `cache_bytes` at most. One
-    that is `for_others` serves nothing: it reads its one model, answers `ModelRead` and waits for its end. One
-    that `reads` serves nothing either: it takes `ReadWeights` alone; and one that `sizes` only reports how large its
-    models are.
+    a command loads them; otherwise it has those of all its models from the start. A worker that `replaces` a lost one
+    serves those of its models that it can. It keeps at most `states_bytes` of states of jobs that have no work there;
+    the blobs of other such jobs are read again. It keeps at most `cache_bytes` of results that steps of jobs with a
+    cache leave for later steps. A worker `for_others` serves nothing: it reads its one model, answers `ModelRead` and
+    waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone. One that `sizes` only
+    reports how large its models are.
 
-    The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together. Groups
-    talk by `collectives`, of `core.comm`.
+    The workers of a `cell`, which include this one, have a part of all weights each, and run every work together.
+    Groups communicate by `collectives`, a key of `core.comm.COLLECTIVES`.
 
-    A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
-    What a worker logs has `log_level` at least, one of `logging`.
+    A CPU slot gets descriptions of its models in `infos`, in the order of its sources: it may need nothing else of
+    them. A worker logs messages of at least `log_level`, one of `logging`.
     """
 
     device_id: int
@@ -66,7 +66,8 @@ class Site:
 class GroupRef:
     """A group that can communicate. An id is never used again, so no worker can meet a former member under it.
 
-    It is a part of the communicator of a node that was entered as `node_id`; None: its members connect by themselves.
+    The group is a part of the node's communicator that was entered as `node_id`; None: its members connect by
+    themselves.
     """
 
     group_id: int
@@ -78,11 +79,11 @@ class GroupRef:
 class Execute:
     """Run a stage of a model for each member, (job, position), from its state on this worker.
 
-    A stage with steps makes `num_steps` of them, a group in lockstep. Several members share forward passes; a member
-    whose state is missing is left out. A group has one member only, and the group's first worker decides whether and
-    where it stops. `specs`, by job, are there for members of which nothing is done yet. `sliced` takes less memory and
-    more time; results differ by rounding. `caches` has the cache of its steps, or nothing: a member may have begun
-    with another.
+    A stage with steps makes `num_steps` of them; the workers of a group run in lockstep. Several members share forward
+    passes; a member whose state is missing is left out. A group has one member only, and the group's first worker
+    decides whether and where it stops. `specs`, by job, are given for members of which nothing is done yet. A `sliced`
+    work takes less memory and more time; results differ by rounding. `caches` has the cache of its steps, or nothing: a
+    member may have begun with another.
     """
 
     work_id: int
@@ -104,10 +105,10 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """Load a job of a model from blobs, in the order of its stages; it is at `position` then.
+    """Load a job of a model from blobs, in the order of its stages; it is then at `position`.
 
-    With `known` the worker has what the stages before the first of `states` wrote, and keeps it. A state that it has
-    of a later stage is dropped.
+    With `known` the worker has the outputs of the stages before the first of `states`, and keeps them. A state that it
+    has of a later stage is dropped.
     """
 
     job_id: int
@@ -120,7 +121,7 @@ class ImportState:
 
 @dataclass(frozen=True, slots=True)
 class NoteSaved:
-    """A blob holds what a work of a group has made of a job: another member than this worker has written it."""
+    """Record that a blob, written by another worker, holds a job's state after a work of a group."""
 
     job_id: int
     saved: SavedState
@@ -128,9 +129,9 @@ class NoteSaved:
 
 @dataclass(frozen=True, slots=True)
 class EnterNode:
-    """Connect with all workers of the node, beside what runs; answered by `NodeFormed`.
+    """Connect with all workers of the node, beside the works that run; answered by `NodeFormed`.
 
-    Groups that name it are subsets of it. Those that talk by sockets need none.
+    Groups that name it are subsets of it. Groups that communicate by sockets need none.
     """
 
     node: GroupRef
@@ -145,7 +146,7 @@ class CloseGroup:
 
 @dataclass(frozen=True, slots=True)
 class BreakGroup:
-    """A member of this group is lost: end the work that is running in it, and do not begin those queued for it."""
+    """End the work that is running in this group, a member of which is lost; do not begin those queued for it."""
 
     group_id: int
 
@@ -159,10 +160,10 @@ class Forget:
 class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
-    Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time; 0 none after the warm-up, whose last run is timed. `known`
-    stages are run, not timed. Requests use these `loras`. Where a device has no room for all stages, `weights` are the
-    digests of what each stage needs, by its name: they are loaded before it, the others dropped.
+    Batches of several requests have no group; they are timed for batchable stages, groups for stages that they may
+    share. `num_runs` None means a few, within a short time; 0 means none after the warm-up, whose last run is timed.
+    `known` stages are run, not timed. Requests use these `loras`. Where a device has no room for all stages, `weights`
+    are the digests of the components of each stage, by its name: they are loaded before the stage, the others dropped.
     """
 
     model: str
@@ -178,7 +179,7 @@ class Calibrate:
 class LoadWeights:
     """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends.
 
-    It does so block by block while it has no other command, or one that needs them. Others need not wait.
+    The worker loads block by block, while it has no other command or one that needs them. Other commands need not wait.
 
     Where the host has no room to keep what is read, it forgets `forgets` first, in this order.
     """
@@ -190,14 +191,14 @@ class LoadWeights:
 
 @dataclass(frozen=True, slots=True)
 class DropWeights:
-    """Give back the device's memory of components, by digest. What is still to be loaded of them never is."""
+    """Free the device's memory of components, by digest. The part of them that is still to be loaded never is."""
 
     components: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentFiles:
-    """Where a component can be read: as this part of a model, or as the file of a LoRA."""
+    """The place of a component on disk: a part of a model, or the file of a LoRA."""
 
     component: Component
     source: ModelSource
@@ -207,7 +208,7 @@ class ComponentFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadWeights:
-    """Read components from the disk into the memory of the host; answered by `WeightsRead`. For a reader alone.
+    """Read components from the disk into the memory of the host; answered by `WeightsRead`. For a worker that `reads`.
 
     Where the host has no room, it forgets `forgets` first, by digest, in this order.
     """
@@ -219,7 +220,10 @@ class ReadWeights:
 
 @dataclass(frozen=True, slots=True)
 class AddModel:
-    """Serve another model, by its skeleton of `ModelRead`; answered by `ModelAdded`. For those that load on demand."""
+    """Serve another model, by its skeleton of `ModelRead`; answered by `ModelAdded`.
+
+    Only workers that load on demand get it.
+    """
 
     source: ModelSource
     skeleton: bytes = field(repr=False)
@@ -235,14 +239,14 @@ class AddLora:
 
 @dataclass(frozen=True, slots=True)
 class RemoveModel:
-    """Serve a model no more."""
+    """Stop serving a model."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveLora:
-    """Let requests for a model use this LoRA no more."""
+    """Stop letting requests for a model use this LoRA."""
 
     model: str
     name: str
@@ -250,7 +254,7 @@ class RemoveLora:
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """Stop all works that came before, and forget all jobs; answered by `StartedOver`, after their reports."""
+    """Stop all earlier works and forget all jobs; answered by `StartedOver`, after their reports."""
 
 
 @dataclass(frozen=True, slots=True)

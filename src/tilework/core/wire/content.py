@@ -1,4 +1,4 @@
-"""What the files of a model hold, as far as it is known, and which of them differ between two copies of it."""
+"""The files of a model, as far as they are known, and the first file that differs between two copies of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilework.core.wire.ranges import Count, Name
 class FileContent:
     """A file of `num_bytes`. `quick` is a digest of all of it, or of a sample if it is large.
 
-    `whole` is a digest of all of a file of which `quick` has a sample; empty while that was not read.
+    `whole` is a digest of all of it where `quick` has a sample; empty while that was not read.
     """
 
     num_bytes: Count
@@ -20,7 +20,7 @@ class FileContent:
     whole: Name = ""
 
     def may_equal(self, other: FileContent) -> bool:
-        """Whether both may hold the same, as far as both are known."""
+        """Return whether both may hold the same, as far as both are known."""
         if (self.num_bytes, self.quick) != (other.num_bytes, other.quick):
             return False
         return not (self.whole and other.whole) or self.whole == other.whole
@@ -31,9 +31,9 @@ ModelContent = Mapping[str, FileContent]
 
 
 def first_difference(one: ModelContent, other: ModelContent, owner: str) -> str | None:
-    """The first file by name of `one` that is not as in `other`, in words; None if all may be equal.
+    """Return the first file by name in which `one` differs from `other`, in words; None if all may be equal.
 
-    `owner` is what has `other`, such as "node 0".
+    `owner` is the holder of `other`, such as "node 0".
     """
     for name in sorted({*one, *other}):
         if name not in other:

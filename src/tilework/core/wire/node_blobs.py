@@ -1,4 +1,4 @@
-"""What an engine tells nodes to do with their state blobs, and what they answer."""
+"""Messages from an engine to nodes about their state blobs, and the nodes' answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilework.core.wire.ranges import Count, Duration, Name, Port, Text
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where files can be fetched: the address of a node, in one session of it."""
+    """The source of files to fetch: the address of a node, in one session of it."""
 
     host: Name
     port: Port
@@ -39,14 +39,14 @@ class BlobsFetched:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOrigin:
-    """A node is lost: what is being fetched from it has failed."""
+    """Fail all that is being fetched from a node, which is lost."""
 
     origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBlobs:
-    """Remove all blobs but these, which were there before this connection. Said once, before all else."""
+    """Remove all blobs from before this connection but these. Sent once, before all else."""
 
     blobs: tuple[StateBlob, ...]
 

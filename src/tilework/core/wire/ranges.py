@@ -1,6 +1,6 @@
-"""What values of messages may be, beyond their types: `comm.net` refuses what lies outside.
+"""The values that fields of messages may have, beyond their types: `comm.net` refuses others.
 
-A range is of a number itself, of the length of a text, and of each of those in a collection.
+A range applies to a number itself, to the length of a text, and to each number or text in a collection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From `least` to `most`, both included."""
+    """Numbers from `least` to `most`, both included."""
 
     least: float
     most: float
@@ -22,12 +22,12 @@ MOST_COUNT = 1 << 53
 Count = Annotated[int, Range(0, MOST_COUNT)]
 """An id, a number of things or of bytes."""
 Time = Annotated[int, Range(-MOST_COUNT << 8, MOST_COUNT << 8)]
-"""Nanoseconds on some clock: it may have begun 70,000 years ago, and sums of two do not leave 64 bits."""
+"""Nanoseconds on some clock. It may have begun 70,000 years ago, and sums of two times do not leave 64 bits."""
 Duration = Annotated[int, Range(0, 10**18)]
 """Nanoseconds: 30 years at most."""
 Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1e18)]
 Text = Annotated[str, Range(0, 1 << 20)]
-"""What is said to people."""
+"""Text for people."""
 Name = Annotated[str, Range(0, 1024)]
 Port = Annotated[int, Range(1, (1 << 16) - 1)]

@@ -1,4 +1,4 @@
-"""From a worker to the runtime. Times are of the machine-wide monotonic clock."""
+"""Reports from a worker to the runtime. Times are of the machine-wide monotonic clock."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tilework.core.wire.spec import File, Image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model of a worker. `identity` distinguishes models of the same name, and those of one `architecture` take the
-    same time.
+    """A model of a worker.
+    `identity` distinguishes models of the same name. Models of one `architecture` take the same time.
 
-    `stage_keys` say by name which stages take the same time, also of other models: those with equal keys. `components`
-    are those of its stages, by name; empty if all stay on the device: then `weights` are their bytes, by name. `loras`
-    are those that its requests may use, by name, and `refused` says of the others why they may not. To load it took
-    `load_ns`.
+    `stage_keys` has a key of each stage, by name: stages with equal keys take the same time, also of different models.
+    `components` are those of its stages, by name; empty if all stay on the device: then `weights` are their bytes, by
+    name. `loras` are those that its requests may use, by name, and `refused` says why the others may not be used.
+    Loading took `load_ns`.
     """
 
     info: ModelInfo
@@ -38,7 +38,7 @@ class LoadedModel:
     load_ns: Duration = 0
 
     def needed(self, loras: Collection[str] = ()) -> dict[str, tuple[Component, ...]]:
-        """What each stage needs, by its name, for a request that uses these LoRAs."""
+        """Return the components of each stage, by its name, for a request that uses these LoRAs."""
         used = [self.loras[name] for name in loras]
         return {
             stage.name: tuple(
@@ -57,7 +57,7 @@ class LoadedModel:
         }
 
     def largest_stage(self, loras: Collection[str] = ()) -> tuple[str, int]:
-        """The stage that needs the most memory for a request that uses these LoRAs, and how many bytes.
+        """Return the stage that needs the most memory for a request that uses these LoRAs, and how many bytes.
 
         It needs its weights, and what it declares beyond them.
         """
@@ -69,7 +69,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """How large a model is that no device has loaded: what its stages need, and how that is divided in a cell.
+    """The size of a model that no device has loaded: the components of its stages, and their division in a cell.
 
     `stages` are the names of the components that each needs, by its name. At most `max_degree` devices share a request.
     """
@@ -80,7 +80,7 @@ class ModelSize:
     components: Mapping[str, WeightBlocks]
 
     def held_bytes(self, cell_size: int) -> dict[str, int]:
-        """What each device of a cell of this size needs for each stage, by its name."""
+        """Return the bytes that each device of a cell of this size needs for each stage, by its name."""
         held = {name: one.held_bytes(cell_size) for name, one in self.components.items()}
         return {stage: sum(held[name] for name in names) for stage, names in self.stages.items()}
 
@@ -94,7 +94,7 @@ class Sized:
 
 @dataclass(frozen=True, slots=True)
 class NotLoaded:
-    """The model of the source at this `place`, from 0, of those of a start could not be loaded."""
+    """The source at this `place`, from 0, among those given at the start has a model that could not be loaded."""
 
     place: Count
     name: Text
@@ -115,7 +115,7 @@ class Loaded:
 class ModelRead:
     """The answer of a process that was started to read a model, the only one of `loaded`, for workers that serve.
 
-    They take it over by its `skeleton`, the model without weights, for `AddModel`. It never lies in a file.
+    They take the model over by its `skeleton`, the model without weights, for `AddModel`. It is never stored in a file.
     """
 
     loaded: Loaded
@@ -124,9 +124,9 @@ class ModelRead:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoaded:
-    """A `LoadWeights` is done, in `run_ns` without what the worker did meanwhile, but with the drops just before it.
+    """A `LoadWeights` is done, in `run_ns`: without what the worker did meanwhile, but with the drops just before it.
 
-    It was told to drop `dropped` before it had loaded them.
+    `dropped` are components that it was told to drop before they were loaded.
     """
 
     load_id: Count
@@ -136,7 +136,7 @@ class WeightsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class WeightsRead:
-    """The answer to `ReadWeights`. Not `is_kept`: the host could not read them, or has no room for them."""
+    """The answer to `ReadWeights`. Unless `is_kept`, the host could not read them, or has no room for them."""
 
     read_id: Count
     is_kept: bool
@@ -165,12 +165,12 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class StartedOver:
-    """The answer to `StartOver`: nothing of what came before it is reported after this."""
+    """The answer to `StartOver`: nothing from before it is reported after this."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFormed:
-    """The answer to `EnterNode`: the node's communicator stands, after `run_ns`; or `error` says why it does not."""
+    """The answer to `EnterNode`: the node's communicator is formed, after `run_ns`; or `error` says why it is not."""
 
     group_id: int
     run_ns: int
@@ -179,7 +179,7 @@ class NodeFormed:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The answer to `Calibrate`. With an `error` it stands for what this worker could not run, or not go on with."""
+    """The answer to `Calibrate`. An `error` says why this worker could not run it, or not all of it."""
 
     rows: tuple[CostRow, ...]
     error: str = ""
@@ -187,7 +187,7 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step of a running work has ended; not sent of its last one."""
+    """A step of a running work has ended; not sent for the last step."""
 
     work_id: Count
     steps_done: Count
@@ -198,7 +198,7 @@ class Preview:
     """A preview of a member after a step of a running work; sent before the `Progress` or `Ended` of that step.
 
     Only the first worker of a group sends it. `steps_done` counts within the work, as in `Progress`; `image` has the
-    size that `core.preview.preview_shape` gives.
+    size that `core.preview.preview_shape` returns.
     """
 
     work_id: Count
@@ -218,9 +218,9 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
-    """What a worker keeps of jobs that have no work there: tensors of `num_bytes`.
+    """The tensors, of `num_bytes`, that a worker keeps of jobs that have no work there.
 
-    Since its start it dropped those of a job `num_spills` times, and read them again `num_returns` times.
+    Since its start it has dropped a job's tensors `num_spills` times, and read them again `num_returns` times.
     """
 
     num_bytes: Count
@@ -232,13 +232,12 @@ class KeptStates:
 class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
-    `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
+    `blobs` are those that it has written, by job: the outputs of its stage, or the state after its last step. The first
     worker of a group writes them; when the group breaks, every survivor does. The last stage on a request's way writes
     `images` or `files`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in
     use on an accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended.
-    For jobs `for_any_seed`, a stage without steps has written what it would for any other seed. `cache_use` is what the
-    caches of jobs did in this work. Not frozen, since
-    simulations make one per work.
+    For jobs `for_any_seed`, a stage without steps has written what it would write for any other seed, too. `cache_use`
+    is what the caches of jobs computed and skipped in this work. Not frozen, since simulations make one per work.
     """
 
     work_id: Count
@@ -262,8 +261,8 @@ class Ended:
 class Failed:
     """A work raised an error. With `state_lost` the blobs that it should have started from are gone.
 
-    `by_model`: the model raised it, so that the same request may raise it again. With `refuses`, a job, the model does
-    not serve its request, for the reason `refusal`: that ends, and no device tries it again.
+    `by_model`: the model raised it, so that the same request may raise it again. `refuses` is a job whose request the
+    model does not serve, for the reason `refusal`: the job ends, and no device tries it again.
     """
 
     work_id: Count
@@ -275,15 +274,15 @@ class Failed:
 
 
 SLOWDOWNS = ("power cap", "power brake", "temperature", "hardware", "other cards", "fixed clock")
-"""What may keep the clock of a card down."""
+"""Causes that may keep the clock of a card down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardReading:
-    """What a card says of itself, by NVML; None: it does not tell.
+    """The state of a card as NVML reports it; None: not reported.
 
     `busy` is the share of the last moments in which a kernel ran. Of the memory, the worker itself has `worker_bytes`.
-    The clock is that of the multiprocessors, and those of SLOWDOWNS in `slowed_by` keep it down.
+    The clock is that of the multiprocessors; `slowed_by` are those of SLOWDOWNS that keep it down.
     """
 
     busy: Share | None = None
@@ -300,11 +299,11 @@ class CardReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorReading:
-    """What torch's allocator of CUDA memory has counted in a worker.
+    """Counts of torch's allocator of CUDA memory in a worker.
 
-    It has `reserved_bytes`, of which tensors take `allocated_bytes`; they took `peak_bytes` at most since the device
-    was measured, or since the start. `split_bytes` are free pieces of blocks of which tensors have others: fragments. A
-    retry is an allocation for which it had to give back what it keeps first; a failure ran out of memory.
+    It has `reserved_bytes`, of which tensors take `allocated_bytes`; they took at most `peak_bytes` since the device
+    was measured, or since the start. `split_bytes` are fragments: free pieces of blocks whose other pieces tensors
+    have. A retry is an allocation for which it first had to give back what it keeps; a failure ran out of memory.
     """
 
     reserved_bytes: Count
@@ -317,10 +316,10 @@ class AllocatorReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartMemory:
-    """What a CUDA device had when its worker had loaded, in bytes.
+    """Memory of a CUDA device when its worker had loaded, in bytes.
 
-    The process had `context_bytes` beside torch's allocator, for CUDA's context and libraries; where NVML does not tell
-    of the process, those of other programs are among them. Tensors took `weights_bytes`, and could take `free_bytes`
+    The process had `context_bytes` beside torch's allocator, for CUDA's context and libraries; where NVML does not
+    report per process, those of other programs are included. Tensors took `weights_bytes`, and could take `free_bytes`
     more.
     """
 
@@ -331,7 +330,7 @@ class StartMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """A worker's card and allocator, every few seconds, and what it had at the start; None where nothing tells."""
+    """A worker's card and allocator, every few seconds, and its memory at the start; None where nothing reports it."""
 
     card: CardReading | None
     allocator: AllocatorReading | None

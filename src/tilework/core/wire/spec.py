@@ -1,4 +1,4 @@
-"""What a request asks for, and what it gets: pictures, or a file."""
+"""The contents of a request, and of its result: images, or a file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tilework.core.wire.ranges import Name
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Pixels of a picture: RGB, 8 bits, row by row. Those of a clip's `frames` follow each other.
+    """Pixels of an image: RGB, 8 bits, row by row. Those of a clip's `frames` follow each other.
 
-    Where they are pickled beside the picture, not into it, they are not copied, and arrive as a memoryview. The type
-    does not say so, since pydantic, which reads pictures from the journal, knows none.
+    Where they are pickled beside the image, not into it, they are not copied, and arrive as a memoryview. The type does
+    not say so, since pydantic, which reads images from the journal, has no type for it.
     """
 
     height: int
@@ -43,7 +43,7 @@ class File:
 
 
 class VideoCodec(StrEnum):
-    """How the frames of a video are compressed. Its file is an MP4 in any case."""
+    """Compression of the frames of a video. Its file is an MP4 in any case."""
 
     H264 = "h264"
     VP9 = "vp9"
@@ -51,7 +51,7 @@ class VideoCodec(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VideoFormat:
-    """How a clip becomes a video: `fps` frames a second."""
+    """Format of a clip as a video, with `fps` frames a second."""
 
     fps: float
     codec: VideoCodec = VideoCodec.H264
@@ -62,17 +62,17 @@ class Spec:
     """The part of a request that a worker needs to draw it. The scheduler never sees prompts.
 
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
-    Previews cost time and leave the picture unchanged. `arguments` are those of `ModelInfo.arguments` that the client
+    Previews cost time and leave the image unchanged. `arguments` are those of `ModelInfo.arguments` that the client
     gave, by name, and `pictures` those of `ModelInfo.pictures`. A clip has `frames`. `loras` are used in this order.
 
-    Without a `negative_prompt` the stock call gets none, which draws otherwise than an empty one in many models.
+    Without a `negative_prompt` the stock call gets none; many models then draw otherwise than for an empty one.
 
     With a `video` format the result is a file, else pixels.
 
-    `steps` are made. `whole_steps` is what the stock call is told; None: the same number. It is larger where the
-    denoising of a given picture begins in the middle (see `core.model.StrengthRule`).
+    `steps` are made. `whole_steps` is the number that the stock call gets; None: the same number. It is larger where
+    the denoising of a given picture begins in the middle (see `core.model.StrengthRule`).
 
-    A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
+    A worker refuses works that would run the steps of an `exact` spec in a group or together with others, or slice its
     decode: see `core.request.Request`.
 
     Without a `cache` each step is computed whole. `spare_cache`: see `core.request.Request`.
@@ -100,7 +100,7 @@ class Spec:
 
     @property
     def with_spare_cache(self) -> Spec:
-        """The same, with its spare cache as that of its steps."""
+        """Same spec, with its spare cache as the cache of its steps."""
         return self if self.spare_cache is None else replace(self, cache=self.spare_cache, spare_cache=None)
 
     @property

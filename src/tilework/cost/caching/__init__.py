@@ -1,1 +1,1 @@
-"""What caches save, as costs. Knows rows of cost tables; knows nothing of how a cache works."""
+"""Costs with caches: how much time they save. Reads rows of cost tables; knows nothing of how a cache works."""

@@ -1,4 +1,4 @@
-"""What steps with a cache take, relative to the same steps without: from the rows that were measured with it."""
+"""Time of steps with a cache, relative to the same steps without: from the rows that were measured with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tilework.cost.rows import ShapeKey, batch_key
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a cache saves of steps: they take the share `time` of what they take without.
+    """Saving of a cache: steps with it take the share `time` of what they take without.
 
-    `skipped` is the share of patches of blocks that is not computed, in the mean of requests, which differ by the
-    standard deviation `skipped_std`. A share of time may be above 1 where little is skipped.
+    `skipped` is the share of patches of blocks that is not computed: the mean of many requests, whose standard
+    deviation is `skipped_std`. The share of time may be above 1 where little is skipped.
     """
 
     time: float
@@ -26,7 +26,7 @@ class Saving:
     skipped_std: float
 
     def with_skipped(self, skipped: float) -> float:
-        """The share of time of a request of which another share is skipped: what is saved is in proportion to it.
+        """Return the share of time of a request of which `skipped` is skipped; savings are in proportion to that.
 
         At least a twentieth, since what lies outside of blocks is always computed.
         """
@@ -37,12 +37,12 @@ class Saving:
 class CacheSavings:
     """The savings of steps of a stage at one degree, from those of its `rows` that have a cache.
 
-    A cache without rows saves what the rows of its kind with the largest threshold below its own say, since it skips no
+    A cache without rows gets the savings of its kind's rows with the largest threshold below its own, since it skips no
     less; without such rows nothing is known. Single requests: linear in pixels between rows, constant beyond them.
 
-    A measured batch takes the measured time. Any other takes what the batch model of `prices` predicts for the patches
-    that its requests leave to compute, if that has learned from batches with caches. Else a batch saves the share of
-    time that its requests save one by one.
+    A measured batch takes the measured time. Any other batch takes what the batch model of `prices` predicts for the
+    patches that remain to compute, if that model has learned from batches with caches. Otherwise a batch saves the
+    share of time that its requests save one by one.
     """
 
     def __init__(self, rows: Iterable[CostRow], prices: Prices, frames_per_latent: int) -> None:
@@ -59,7 +59,7 @@ class CacheSavings:
         self._points = {choice: self._points_of(rows) for choice, rows in alone.items()}
 
     def of(self, choice: CacheChoice, shapes: Sequence[Shape]) -> Saving | None:
-        """What a cache saves of steps of these outputs together; None if it is not known."""
+        """Return what a cache saves of steps of these outputs together; None if it is not known."""
         known = self._nearest(choice)
         if known is None:
             return None
@@ -87,7 +87,7 @@ class CacheSavings:
         return Saving(*(between(points, self._pixels(shape)) for points in self._points[choice]))
 
     def _points_of(self, rows: Sequence[tuple[float, CostRow]]) -> tuple[list[tuple[float, float]], ...]:
-        """By pixels: shares of time, shares skipped, and the standard deviations of these."""
+        """Return points by pixels: of shares of time, shares skipped, and the standard deviations of these."""
         return (
             means((pixels, row.seconds / self._alone_seconds(row.shape)) for pixels, row in rows),
             means((pixels, row.skipped) for pixels, row in rows),

@@ -1,4 +1,4 @@
 """Owns the files of the event log: segments, their names, their bound, and reading them in order.
 
-Must not know: what a line says (`control.log`).
+Must not know: the meaning of a line (`control.log`).
 """

@@ -1,4 +1,4 @@
-"""The event log as it is written, line by line, until a write fails."""
+"""The event log while it is written, line by line, until a write fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilework.runtime.event_log.segmented_file import SegmentedFile
 _log = logging.getLogger(__name__)
 
 HeaderOf = Callable[[int, LogState | None], str]
-"""The header of a segment, by its number; for a later one, with the state of the log so far."""
+"""Function that returns the header of a segment, by its number; for a later segment, with the log's state so far."""
 
 
 class LogFile:

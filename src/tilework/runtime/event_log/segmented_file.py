@@ -21,13 +21,13 @@ from tilework.runtime.event_log.segments import PACKED, PART, START, closed_path
 
 _log = logging.getLogger(__name__)
 _MOST_FILES = 1000
-"""A server that fails at each start begins a log each time."""
+"""Largest number of files. A server that fails at each start begins a log each time."""
 DAY_NS = ns_from_s(86_400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBounds:
-    """When a segment is closed, by its size and age, and how much is kept of all of them."""
+    """Size and age at which a segment is closed, and the size and age up to which closed ones are kept."""
 
     segment_bytes: int = 64 * 10**6
     segment_ns: int = DAY_NS
@@ -36,11 +36,12 @@ class LogBounds:
 
 
 class SegmentedFile:
-    """The files of one log. Logs of earlier starts are bounded with it: what `family` matches, and one of its name,
-    which is given another at the first line of this one: a server that does not start changes none of them. A file is
-    locked for as long as it is written, against another server that was started by the same command.
+    """The files of one log.
+    Logs of earlier starts are bounded with it: those that match `family`, and an earlier log of the same name. The
+    latter is renamed when this log's first line is written, so that a server that does not start changes no log. A file
+    is locked while it is written, against another server that was started by the same command.
 
-    What is no regular file, such as a pipe, has one segment. All methods raise OSError.
+    A path that is no regular file, such as a pipe, has one segment. All methods raise OSError.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class SegmentedFile:
         self._has_segments = self.path.is_file()
 
     def _check(self) -> None:
-        """A file that is no event log stays as it is, and a pipe without a reader is not waited for."""
+        """Check the file: one that is no event log stays unchanged, and a pipe without a reader is not waited for."""
         if self.path.is_fifo():
             os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
         if self.path.is_file():
@@ -97,7 +98,7 @@ class SegmentedFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether the segment has lines, and is so large or old that the next line belongs to another one."""
+        """True if the segment has lines, and is so large or old that the next line belongs to another one."""
         age_ns = self._unix_ns() - self._begun_ns
         is_due = self._num_bytes >= self._bounds.segment_bytes or age_ns >= self._bounds.segment_ns
         return is_due and self._num_bytes > 0 and self._has_segments
@@ -140,7 +141,7 @@ class SegmentedFile:
             _log.warning("a closed segment of the event log stays as it is: %s", error)
 
     def _delete_old(self) -> None:
-        """Delete the oldest files until the bounds hold. Never the segment that is written."""
+        """Delete the oldest files until the bounds hold, but never the segment that is written."""
         stats = [
             (stat.st_mtime_ns, path, stat.st_size)
             for path in self.path.parent.iterdir()
@@ -162,7 +163,7 @@ class SegmentedFile:
 
 
 def pack(path: Path) -> None:
-    """Compress a file, in its place. It has the time of what it was. If this is cut short, the file is as before."""
+    """Compress a file in its place, with its time kept. If this is interrupted, the file is as before."""
     packed = path.with_name(path.name + PACKED)
     part = packed.with_name(packed.name + PART)
     stat = path.stat()

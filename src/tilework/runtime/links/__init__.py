@@ -1,1 +1,1 @@
-"""Which workers of a node can run in groups: the communicator that they form, and the ids of groups."""
+"""Owns the links between workers of a node: the communicator that they form, and the ids of groups."""

@@ -1,4 +1,4 @@
-"""The communicator of a node's workers: when it forms, stands and ends."""
+"""The communicator of a node's workers: how it forms, lasts and ends."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tilework.runtime.links.groups import GroupTable
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
-"""How much longer than they wait for each other the workers may take to say that it stands, or does not."""
+"""Time, beyond their wait for each other, in which workers must report whether the communicator has formed."""
 _COME_S = 2.0
-"""After which those that have come go on without others, which may stand still: all come at once, whatever they run."""
+"""Time after which the workers that have come go on without the others, which may be stuck: all come at once."""
 _AGAIN_S, _MOST_AGAIN_S = 5.0, 300.0
 
 Sent = EnterNode | BreakGroup | CloseGroup
 
 
 class NodeCommunicator:
-    """What the groups of a node are parts of, where they do not connect by themselves.
+    """Communicator of which the groups of a node are parts, where groups do not connect by themselves.
 
-    It forms beside what its workers run, and waits for none of it. It stands until a worker of it is lost, or a group
-    of it is broken off, which aborts it on the members of that group. What runs in its other groups goes on: it is
-    closed behind all that is queued. While a worker joins, the one that stands serves until the next one does. So a
+    It forms while its workers run works, and waits for none. It lasts until one of its workers is lost, or one of its
+    groups is broken off, which aborts it on the members of that group. Works in its other groups go on: it is closed
+    after all that is queued. While a worker joins, the present communicator serves until the next one has formed. So a
     loss ends it once, and the next one forms at once.
 
-    One that did not form, or not with all, is tried again after a while, and after twice as long each time.
+    If it did not form, or not with all workers, it is tried again after a while, and after twice as long each time.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class NodeCommunicator:
         self._up: Group = ()
         self._standing: GroupRef | None = None
         self._forming: GroupRef | None = None
-        self._met: set[int] = set()  # The workers for which the one that forms stands.
+        self._met: set[int] = set()  # The workers that have entered the communicator that forms.
         self._num_failed = 0
-        self._ended = False  # One that stood, and no other has since.
+        self._ended = False  # One had formed and ended, and no other has formed since.
         self._timer: asyncio.TimerHandle | None = None
         self._decided = asyncio.Event()
         self.failure = ""
-        """Why it does not stand, if it could not form."""
+        """Reason why it has not formed, if it could not."""
 
     @property
     def linked(self) -> Group:
-        """The workers that can run in groups with each other now."""
+        """Workers that can run in groups with each other now."""
         return () if self._standing is None else self._standing.devices
 
     @property
@@ -68,17 +68,17 @@ class NodeCommunicator:
         return self._forming is not None
 
     async def decided(self) -> None:
-        """Return when it stands, or it is known why not."""
+        """Return when it has formed, or it is known why it has not."""
         await self._decided.wait()
 
     def node_id(self, devices: Group) -> int:
-        """Of which node a group of these workers is a part: of the one that forms, if it is a part of no other."""
+        """Return the id of the communicator for a group of these workers: the one that forms, if no other fits."""
         if self._standing is not None and set(devices) <= set(self._standing.devices):
             return self._standing.group_id
         return 0 if self._forming is None else self._forming.group_id
 
     def form(self, up: Group) -> None:
-        """Let it be one of these workers, which are those that are up."""
+        """Let it form from these workers, which are all that are up."""
         self._up = up
         self._begin(up)
 
@@ -105,23 +105,23 @@ class NodeCommunicator:
         silent = tuple(one for one in members if one not in come)
         _log.warning("workers %s do not answer; others form groups without them", _numbers(silent))
         self._begin(come)
-        if self._forming is None:  # They stand already, without one that joins.
+        if self._forming is None:  # The communicator of these exists already, without one that joins.
             self._try_again()
 
     def _try_again(self) -> None:
-        """Form it later, with all that are up then."""
+        """Form it later, with all workers that are up then."""
         again_s = min(_AGAIN_S * 2**self._num_failed, _MOST_AGAIN_S)
         self._num_failed += 1
         self._set_timer(again_s, lambda: self.form(self._up))
 
     def lose(self, device_id: int, up: Group) -> None:
-        """A worker is lost; these are left."""
+        """Handle the loss of a worker; these remain."""
         if device_id in self.linked:
             self._end()
         self.form(up)
 
     def break_off(self, ref: GroupRef) -> None:
-        """A group was broken off."""
+        """Form it again if a group of it was broken off."""
         if self._standing is not None and ref.node_id == self._standing.group_id:
             self._end()
             self.form(self._up)
@@ -129,7 +129,7 @@ class NodeCommunicator:
             self.form(self._up)
 
     def answered(self, device_id: int, report: NodeFormed) -> None:
-        """A worker has entered it, or could not: then the others do not wait for it any longer."""
+        """Record that a worker has entered it, or could not: then the others no longer wait for that worker."""
         if self._forming is None or report.group_id != self._forming.group_id:
             return
         if report.error:
@@ -181,7 +181,7 @@ class NodeCommunicator:
         self._timer = self._call_later(delay_s, call)
 
     def _give_up(self) -> None:
-        """End the one that forms, if there is one."""
+        """End the communicator that forms, if there is one."""
         self.stop()
         forming, self._forming = self._forming, None
         if forming is None:
@@ -197,7 +197,7 @@ class NodeCommunicator:
         self._retire()
 
     def _retire(self) -> None:
-        """Close the one that stands behind all that is queued for its groups."""
+        """Close the present communicator after all that is queued for its groups."""
         retired, self._standing = self._standing, None
         if retired is None:
             return

@@ -25,7 +25,7 @@ class GroupTable:
         self._next_id = 1
 
     def use(self, devices: Group, node_id: int | None = None) -> tuple[GroupRef, list[GroupRef]]:
-        """The group of these devices, as a part of this node, and the groups to close before using it."""
+        """Return the group of these devices, as a part of this node, and the groups to close before using it."""
         known = self._refs.get(devices)
         if known is not None and known.node_id == node_id:
             self._refs.move_to_end(devices)
@@ -36,14 +36,14 @@ class GroupTable:
         return ref, closed + [old for old in oldest if old is not None]
 
     def new_ref(self, devices: Group, node_id: int | None = None) -> GroupRef:
-        """A new id for these devices, which `use` does not return."""
+        """Return a new id for these devices, which `use` does not return."""
         self._next_id += 1
         return GroupRef(self._next_id - 1, devices, node_id)
 
     def close_parts(self, node_id: int) -> list[GroupRef]:
         """Remove the groups that are parts of a node; returns them. Works may still run in them, so they may be broken.
 
-        The last MOST_CLOSING are known.
+        The last MOST_CLOSING of them are remembered for that.
         """
         closed = [self._refs.pop(devices) for devices, ref in list(self._refs.items()) if ref.node_id == node_id]
         self._closing.update({ref.group_id: ref for ref in closed})
@@ -57,7 +57,7 @@ class GroupTable:
         return closing + [self._refs.pop(devices) for devices in list(self._refs) if device_id in devices]
 
     def forget(self, ref: GroupRef) -> bool:
-        """Remove a group; returns whether it was there, or works may still run in it."""
+        """Remove a group; returns whether it was known, or works may still run in it."""
         if self._closing.pop(ref.group_id, None) is not None:
             return True
         known = self._refs.get(ref.devices) == ref
@@ -69,7 +69,7 @@ class GroupTable:
         return sum(device_id in devices for devices in self._refs)
 
     def _close_oldest(self, device_id: int) -> GroupRef | None:
-        """Remove the least recently used group of a device; None if it has room already."""
+        """Remove the least recently used group of a device; None if the device has room already."""
         if self._count(device_id) < self._max:
             return None
         return self._refs.pop(next(devices for devices in self._refs if device_id in devices))

@@ -28,20 +28,21 @@ class NodeGroups:
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
         timeout_s: float,
     ) -> None:
-        """Let groups be parts of a communicator of the workers that are up, from now on; `on_changed` when that stands
-        or ends."""
+        """Let groups be parts of a communicator of the workers that are up, from now on.
+        `on_changed` is called when it has formed or ended.
+        """
         self._communicator = NodeCommunicator(self._table, self._send, meeting, on_changed, call_later, timeout_s)
         self._communicator.form(up)
 
     async def decided(self) -> str:
-        """Wait until it is known whether groups can form; returns why they cannot, else nothing."""
+        """Wait until it is known whether groups can form; returns why they cannot, else an empty text."""
         if self._communicator is None:
             return ""
         await self._communicator.decided()
         return self._communicator.failure
 
     def alone(self, devices: Iterable[int]) -> Group:
-        """Those of these workers that can run in no group now."""
+        """Return those of these workers that can run in no group now."""
         if self._communicator is None:
             return ()
         return tuple(one for one in devices if one not in self._communicator.linked)
@@ -51,7 +52,7 @@ class NodeGroups:
         return self._communicator is not None and self._communicator.is_forming
 
     def use(self, devices: Group) -> GroupRef:
-        """The group of these workers, for commands that are sent next."""
+        """Return the group of these workers, for commands that are sent next."""
         node_id = None if self._communicator is None else self._communicator.node_id(devices)
         ref, closed = self._table.use(devices, node_id)
         for old in closed:
@@ -59,19 +60,19 @@ class NodeGroups:
         return ref
 
     def break_off(self, ref: GroupRef) -> None:
-        """End a group, if it has not been before."""
+        """End a group, if it has not been ended before."""
         if self._table.forget(ref):
             self._break(ref)
             if self._communicator is not None:
                 self._communicator.break_off(ref)
 
     def join(self, up: Group) -> None:
-        """A worker has joined; these are up."""
+        """Form the communicator again, since a worker has joined; these are up."""
         if self._communicator is not None:
             self._communicator.form(up)
 
     def lose(self, device_id: int, up: Group) -> None:
-        """A worker is lost: end its groups. These are left."""
+        """Handle the loss of a worker: end its groups. These remain."""
         for ref in self._table.forget_device(device_id):
             self._break(ref)
         if self._communicator is not None:
@@ -86,7 +87,7 @@ class NodeGroups:
             self._communicator.stop()
 
     def _break(self, ref: GroupRef) -> None:
-        """End what runs in the group now, and close it after the commands that are queued for it."""
+        """End the work that runs in the group now, and close the group after the commands that are queued for it."""
         self._send_all(ref, BreakGroup(ref.group_id))
         self._send_all(ref, CloseGroup(ref.group_id))
 

@@ -1,1 +1,1 @@
-"""Owns what the runtime does about models beside their works: measures them, and changes which are served."""
+"""Owns the runtime's handling of models beside their works: measures them, and changes which are served."""

@@ -1,4 +1,4 @@
-"""One measurement, on all workers that serve a model or on some, and how long its groups may take."""
+"""One measurement, on all workers that serve a model or on some, and the time that its groups may take."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _log = logging.getLogger(__name__)
 LEAST_S, FACTOR = 40.0, 10.0
 """A group may take `FACTOR` times as long as its workers alone, and at least `LEAST_S`."""
 COMPILING_S = 600.0
-_END_S = 10.0  # For a worker whose group was broken off, to say so.
+_END_S = 10.0  # Time for a worker whose group was broken off to report that.
 
 
 class Calibration:
-    """The answers of workers, alone or in groups. A group ends when one of its workers could not go on, or after
-    `limit_s`; what a worker measures alone, when it takes far longer than half of the others did.
+    """The answers of workers, alone or in groups.
+    A group ends when one of its workers could not go on, or after `limit_s`. A worker that measures alone ends when it
+    takes far longer than half of the others did.
 
-    In a collective the others would wait for that worker for ever. `break_off` ends a group for all of them; `kill`
-    ends a worker that does not even answer then.
+    In a collective the other workers would wait for that worker forever. `break_off` ends a group for all of them;
+    `kill` ends a worker that does not answer even then.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Calibration:
         self._timer = loop.call_later(limit_s, self._time_out)
 
     async def rows(self) -> tuple[CostRow, ...]:
-        """What all of them have measured; a warning names those that could not.
+        """Return the rows that all of them have measured; a warning names those that could not.
 
         Raises:
             CannotRun: none of them could.
@@ -80,7 +81,7 @@ class Calibration:
             return
         answer.set_result(report)
         if self._is_alone and 2 * sum(one.done() for one in self._answers.values()) >= len(self._answers):
-            took_s = asyncio.get_running_loop().time() - self._begin_s  # As long as others like it.
+            took_s = asyncio.get_running_loop().time() - self._begin_s  # The time that half of the workers needed.
             self._limit_s = min(self._limit_s, max(LEAST_S, FACTOR * took_s))
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(self._limit_s - took_s, self._time_out)
@@ -90,12 +91,12 @@ class Calibration:
             self._end(group)
 
     def awaits(self, device_id: int) -> bool:
-        """Whether this worker has not answered yet."""
+        """Return whether this worker has not answered yet."""
         answer = self._answers.get(device_id)
         return answer is not None and not answer.done()
 
     def fail(self, error: WorkerStartFailed) -> bool:
-        """End it; returns whether an answer was waited for."""
+        """End the measurement; returns whether an answer was waited for."""
         waiting = [one for one in self._answers.values() if not one.done()]
         for one in waiting:
             one.set_exception(error)

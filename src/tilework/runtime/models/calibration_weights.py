@@ -15,9 +15,9 @@ from tilework.core.wire.reports import Loaded, LoadedModel, WeightsLoaded
 
 @dataclass(slots=True)
 class CalibrationWeights:
-    """What each device is told before it measures a model, and how fast it loads. `total_bytes` None: all is there.
+    """Commands for each device before it measures a model, and its speed of loading.
 
-    Its loads have the id 0; those of the controller count from 1.
+    `total_bytes` None: all weights are there. Its loads have the id 0; those of the controller count from 1.
     """
 
     total_bytes: int | None
@@ -29,22 +29,22 @@ class CalibrationWeights:
     _sizes: list[int] = field(default_factory=list)
 
     def know(self, loaded: Loaded) -> None:
-        """Models that may be measured if each of their stages fits (`lacks_room`).
+        """Record models that may be measured if each of their stages fits (`lacks_room`).
 
-        The first that have weights say how fast they are read.
+        The first models that have weights give the speed at which weights are read.
         """
         self._models |= {model.info.name: model for model in loaded.models}
         everything = num_bytes({one for model in loaded.models for one in model.components.values()})
         self._read_bytes_per_s = self._read_bytes_per_s or everything * NS_PER_S / loaded.load_ns
 
     def forget(self, model: str) -> None:
-        """A model is measured no more."""
+        """Forget a model, which is measured no more."""
         self._models.pop(model, None)
 
     def commands(self, model: str, loras: Sequence[UsedLora] = ()) -> Iterator[LoadWeights | DropWeights]:
-        """What a device is told before it measures this model with these LoRAs.
+        """Yield the commands for a device before it measures this model with these LoRAs.
 
-        If it has no room for all stages, it loads the largest one; `by_stage` has what it needs of the others.
+        If it has no room for all stages, it loads the largest stage; `by_stage` has the components of the others.
         """
         if self.total_bytes is None:
             return
@@ -61,31 +61,31 @@ class CalibrationWeights:
     def turn(
         self, model: str, loras: Sequence[UsedLora] = ()
     ) -> tuple[tuple[LoadWeights, ...], tuple[DropWeights, ...]]:
-        """What a device that serves is told before it measures this model, and after that. Nothing is held."""
+        """Return the commands for a device that serves before it measures this model, and after. Nothing is held."""
         assert not self._held
         before = tuple(one for one in self.commands(model, loras) if isinstance(one, LoadWeights))
         return before, tuple(self.last_commands())
 
     def by_stage(self, model: str, loras: Sequence[UsedLora] = ()) -> dict[str, tuple[str, ...]]:
-        """The digests of what each stage needs, by its name; empty if a device has room for all stages."""
+        """Return the digests of the components of each stage, by its name; empty if a device has room for all."""
         stages = self._stages(model, loras)
         if self._has_room(_all(stages), self._declared_bytes(model)):
             return {}
         return {stage: _digests(needed) for stage, needed in stages.items()}
 
     def last_commands(self) -> Iterator[DropWeights]:
-        """What gives back all that was loaded."""
+        """Yield the command that drops all that was loaded."""
         if self._held:
             yield DropWeights(_digests(self._held))
         self._held = ()
 
     def loaded(self, report: WeightsLoaded) -> None:
-        """A device has loaded what was named last."""
+        """Record that a device has done the latest load."""
         self._loads_ns.append(report.run_ns)
         self._sizes.append(self._asked_bytes)
 
     def speeds(self) -> dict[LoadSource, float]:
-        """Bytes per second, as far as loads were seen: of the copies on the host, and of directories at the start."""
+        """Return bytes per second, as far as loads were measured: from the host, and from directories at the start."""
         if not self._loads_ns:
             return {}
         speeds = [size * NS_PER_S / max(1, run_ns) for size, run_ns in zip(self._sizes, self._loads_ns, strict=True)]
@@ -96,7 +96,7 @@ class CalibrationWeights:
         return self._models[model].needed([one.name for one in loras])
 
     def _declared_bytes(self, model: str) -> int:
-        """The most that a stage declares to need beyond its weights."""
+        """Return the most bytes that a stage declares to need beyond its weights."""
         return max(stage.spec.memory_bytes for stage in self._models[model].info.graph.stages)
 
     def _has_room(self, needed: Sequence[Component], beside_bytes: int) -> bool:
@@ -104,7 +104,7 @@ class CalibrationWeights:
 
 
 def lacks_room(model: LoadedModel, room_bytes: int | None) -> str:
-    """Why a device with this room for weights cannot run a model; empty if it can. None: it has all weights."""
+    """Return why a device with this room for weights cannot run a model, if it cannot. None: it has all weights."""
     stage, size = model.largest_stage()
     if room_bytes is None or size <= room_bytes:
         return ""
@@ -115,7 +115,7 @@ def lacks_room(model: LoadedModel, room_bytes: int | None) -> str:
 
 
 def _all(stages: Mapping[str, tuple[Component, ...]]) -> tuple[Component, ...]:
-    """What all stages need, each once, sorted."""
+    """Return the components of all stages, each once, sorted."""
     return tuple(sorted({one for needed in stages.values() for one in needed}))
 
 

@@ -1,4 +1,4 @@
-"""The models that an engine serves, which may change while it does."""
+"""The models that an engine serves, which may change while it serves."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from tilework.runtime.models.turns import DevicesBusy, DeviceTurns, TurnMeasurer
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
-_PAUSE_S, _MOST_PAUSE_S = 5.0, 300.0  # Between measurements of what a start has left: devices are for requests.
+_PAUSE_S, _MOST_PAUSE_S = 5.0, 300.0  # Pauses between measurements that the start has left: devices are for requests.
 MOST_BESIDE_S = 60.0
-"""What takes longer to measure is not measured beside requests, which would wait for it."""
+"""Longest measurement beside requests, which wait for it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Catalog:
-    """Models by name, in `infos`, and how they change: one after another, each as a whole or not at all.
+    """Models by name, in `infos`, and how they change: one after another, each completely or not at all.
 
-    What a change needs is read, built and checked while everything is served as before, and given back if that fails.
-    Then one event makes it so for the controller.
+    All that a change needs is read, built and checked while everything is served as before, and undone if that fails.
+    Then one event makes the change for the controller.
 
-    Those of `not_served` could not run at the start. `usual` says how another model runs. `handle` passes events to the
-    controller, `requests` are the open ones. What is measured takes its `turns` on devices.
+    The models of `not_served` could not run at the start. `usual` has the settings for further models. `handle` passes
+    events to the controller, `requests` are the open ones. Measurements take `turns` on devices.
     """
 
     infos: dict[str, ModelInfo]
@@ -60,11 +60,11 @@ class Catalog:
         """Serve another model.
 
         `check_name` may refuse its name by an exception of its own. It is called while no other change is made: with
-        the name that is asked for, "" if that is left to the model's files, and with the name that they give.
+        the requested name, "" if that is left to the model's files, and with the name that the files give.
 
-        What its requests cost must be known, from an earlier start or from a model that differs in its weights alone;
-        and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed, beside
-        the requests: on devices that are idle, and that no promise needs meanwhile.
+        The costs of its requests must be known, from an earlier start or from a model that differs in its weights
+        alone; and the speed of loading weights, from any model that has some. Otherwise they are measured if that is
+        allowed, beside the requests: on devices that are idle, and that no promise needs meanwhile.
 
         Raises:
             ModelRefused: it cannot be served.
@@ -90,7 +90,7 @@ class Catalog:
             return model.info
 
     async def _added(self, model: LoadedModel, source: ModelSource, *, measure: bool) -> CostTable:
-        """What requests for a model cost that was read, and that workers serve then."""
+        """Return the costs of requests for a model that was read; workers serve it then."""
         self._check_room(model)
         table = self.controller.costs.table
         part = self.measuring.known(model, self.loaded, table)
@@ -102,9 +102,9 @@ class Catalog:
         return part if part is not None and not lacks_speeds else await self._measured(model, part)
 
     async def measure_left(self) -> None:
-        """Measure what the start has left, on devices that are idle, and serve by each time as soon as it is known.
+        """Measure what the start has left, on devices that are idle, and use each time as soon as it is known.
 
-        Models that have gone, and what takes longer than `MOST_BESIDE_S`, are left to the next start.
+        Models that have gone, and measurements longer than `MOST_BESIDE_S`, are left to the next start.
         """
         left = [each for one, costs in self.measuring.left for each in _short(one, costs)]
         pause_s = _PAUSE_S
@@ -118,7 +118,7 @@ class Catalog:
             left = again
 
     async def _measure_left(self, model: LoadedModel, costs: ModelCosts, part: Part) -> bool:
-        """Measure a part if devices are idle; whether it need not be tried again."""
+        """Measure a part if devices are idle; returns whether it need not be tried again."""
         async with self._lock:
             if not any(one is model for one in self.loaded):
                 return True
@@ -134,22 +134,22 @@ class Catalog:
             except (DevicesBusy, WorkerStartFailed):
                 return False
             table = costs.table()
-            assert table is not None  # It was served by one.
+            assert table is not None  # The model was served by a table.
             for other in self.loaded:
                 if self.measuring.alike(other, model):
                     self._serve(self._with_rows(other.info.name, table))
             return True
 
     def _with_rows(self, name: str, measured: CostTable) -> CostTable:
-        """What is served of a model, with the rows that were measured of one like it."""
+        """Return the costs by which a model is served, with the rows that were measured of a similar one."""
         known = only(self.controller.costs.table, name)
         return replace(known, slo_s={}, rows=tuple(replace(row, pipeline=name) for row in measured.rows))
 
     async def remove(self, name: str) -> None:
-        """Serve a model no more: new requests for it are refused at once, and this waits for the open ones.
+        """Stop serving a model: new requests for it are refused at once, and this waits for the open ones.
 
         Raises:
-            ModelRefused: it is the last one, or has gone meanwhile.
+            ModelRefused: it is the last model, or has gone meanwhile.
         """
         async with self._lock:
             self._check_on_demand("A model")
@@ -180,7 +180,7 @@ class Catalog:
                 raise
 
     async def remove_lora(self, model: str, name: str) -> None:
-        """Let requests for a model use a LoRA no more: new ones are refused at once, and this waits for open ones.
+        """Stop letting requests use a LoRA: new ones are refused at once, and this waits for open ones.
 
         Raises ModelRefused.
         """
@@ -195,7 +195,7 @@ class Catalog:
             self.executor.remove_lora(model, name)
 
     async def _measured(self, model: LoadedModel, known: CostTable | None) -> CostTable:
-        """The costs of a model that workers have, measured as far as they are not known."""
+        """Return the costs of a model that workers have, measured as far as they are not known."""
         measurer = TurnMeasurer(
             turns=self.turns, executor=self.executor, model=model, table=self.controller.costs.table
         )
@@ -208,7 +208,7 @@ class Catalog:
             await asyncio.sleep(_POLL_S)
 
     async def _ended_or_as(self, before: Mapping[str, ModelInfo], concerns: Callable[[Request], bool]) -> None:
-        """Wait until no such request is open. If it is not waited for any more, what was served `before` is again."""
+        """Wait until no such request is open. If the wait is cancelled, restore what was served `before`."""
         try:
             await self._ended(concerns)
         except BaseException:
@@ -224,7 +224,7 @@ class Catalog:
     def _serve(self, part: CostTable) -> None:
         """Let the controller serve by these costs, of one pipeline, from now on.
 
-        Raises ModelRefused if it could not; then it has not heard of them.
+        Raises ModelRefused if it could not; the controller is unchanged then.
         """
         served = ModelServed(json.dumps(table_json(part)))
         try:
@@ -243,7 +243,7 @@ class Catalog:
             )
 
     def _served(self, name: str) -> ModelInfo:
-        """A model that may have gone while an earlier change was made. Raises ModelRefused."""
+        """Return a model that may have gone while an earlier change was made. Raises ModelRefused."""
         if name not in self.infos:
             raise ModelRefused(f"{name} is served no more")
         return self.infos[name]
@@ -258,7 +258,7 @@ class Catalog:
 
 
 def _short(model: LoadedModel, costs: ModelCosts) -> Iterator[tuple[LoadedModel, ModelCosts, Part]]:
-    """What is missing of a model, without what takes too long to measure beside requests; a warning says how much."""
+    """Yield the missing parts of a model that are short enough to measure beside requests; a warning counts others."""
     times_s = {part: costs.measuring_s(part) for part in costs.missing}
     yield from ((model, costs, part) for part, takes_s in times_s.items() if takes_s <= MOST_BESIDE_S)
     long_s = [takes_s for takes_s in times_s.values() if takes_s > MOST_BESIDE_S]

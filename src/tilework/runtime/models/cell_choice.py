@@ -1,6 +1,6 @@
-"""How many devices are one, for models that exceed one of them: the smallest cell in which all their stages fit.
+"""Choice of cells, for models that exceed one device: the smallest cell in which all their stages fit.
 
-What a device needs of a component in a cell of any size follows from the bytes of its blocks and of what is in none
+The bytes of a component's blocks, and of what is in no block, say what a device needs of it in a cell of any size
 (`core.component.WeightBlocks`). Rejected: to start workers in ever larger cells until one fits, which reads all models
 at each try; and `auto` as the default, which reads models once more where nothing exceeds a device.
 """
@@ -18,7 +18,7 @@ from tilework.core.wire.reports import LoadFailed, ModelSize, Report, Sized
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.worker_process import WorkerProcess
 
-_READER = -1  # In place of a device: a process that serves none.
+_READER = -1  # Id in place of a device's: of a process that serves none.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class CellChoice:
     room_bytes: int
 
     def lines(self) -> Iterator[str]:
-        """What each device holds of what, in words: of each model a line, with what each of its stages needs."""
+        """Yield in words what each device holds: for each model a line, with the needs of each of its stages."""
         place = f"cells of {self.size} devices" if self.size > 1 else "no cells: a device has room for each stage"
         yield f"{place}; of {_shown(self.room_bytes)} for weights each device needs"
         for model in self.models:
@@ -44,10 +44,10 @@ class CellChoice:
 
 
 def smallest_cell(models: Sequence[ModelSize], num_devices: int, room_bytes: int) -> CellChoice:
-    """The smallest cells into which these devices can be divided and in which all stages of the models fit.
+    """Return the smallest cells into which these devices can be divided and in which all stages of the models fit.
 
     Raises:
-        WorkerStartFailed: there are none; the message says what would do.
+        WorkerStartFailed: there are none; the message says what would help.
     """
     widest = min([MOST_IN_CELL, *(model.max_degree for model in models)])
     sizes = [size for size in range(1, min(num_devices, widest) + 1) if num_devices % size == 0]
@@ -67,12 +67,12 @@ def smallest_cell(models: Sequence[ModelSize], num_devices: int, room_bytes: int
 
 
 def _needed(models: Sequence[ModelSize], size: int) -> tuple[int, str, str]:
-    """What each device of a cell needs for the largest stage; that stage, and its model."""
+    """Return the need of each device of a cell for the largest stage; that stage, and its model."""
     return max((held, stage, model.name) for model in models for stage, held in model.held_bytes(size).items())
 
 
 async def sizes_of(sources: Sequence[Source], timeout_s: float = 600.0, grace_s: float = 5.0) -> tuple[ModelSize, ...]:
-    """How large these models are. A process of its own reads them, and keeps nothing.
+    """Return the sizes of these models. A process of its own reads them, and keeps nothing.
 
     Raises:
         WorkerStartFailed: one of them cannot be read.
@@ -100,7 +100,7 @@ async def sizes_of(sources: Sequence[Source], timeout_s: float = 600.0, grace_s:
 
 
 def _shown(num_bytes: int) -> str:
-    """Bytes as people write them, rounded up, so that what is shown is enough."""
+    """Return bytes in words, rounded up, so that the shown number is enough."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
         if num_bytes >= size:
             tenths = -(-num_bytes * 10 // size)

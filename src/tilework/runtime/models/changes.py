@@ -14,15 +14,15 @@ from tilework.core.wire.reports import Loaded, LoadFailed, LoraAdded, ModelAdded
 from tilework.runtime.executor import ModelRefused, name_taken
 from tilework.runtime.worker_process import WorkerProcess
 
-_READER = -1  # In place of a device: a process that serves none.
+_READER = -1  # Id in place of a device's: of a process that serves none.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelChanges:
-    """Tells the workers that are `up` what they serve more or less; one change at a time. CPU `slots` use no LoRAs.
+    """Tells the workers that are `up` which models and LoRAs are added or removed; one change at a time.
 
-    A process of its own reads a further model, leaves the weights in `directory` and answers with the rest, a skeleton,
-    so that workers take it over between two works. They are in cells of `cell_size`.
+    CPU `slots` use no LoRAs. A process of its own reads a further model, leaves the weights in `directory` and answers
+    with the rest, a skeleton, so that workers take the model over between two works. They are in cells of `cell_size`.
     """
 
     directory: Path
@@ -94,13 +94,13 @@ class ModelChanges:
             self.send(device_id, command)
 
     def answered(self, device_id: int, report: ModelAdded | LoraAdded) -> None:
-        """A worker has answered. The change may have been given up meanwhile."""
+        """Handle the answer of a worker. The change may have been given up meanwhile."""
         answer = self._answers.get(device_id)
         if answer is not None and not answer.done():
             answer.set_result(report)
 
     def lost(self, device_id: int) -> None:
-        """A worker will not answer. The next one of its device has not been asked."""
+        """Give up the answer of a lost worker. The next worker of its device has not been asked."""
         answer = self._answers.pop(device_id, None)
         if answer is not None and not answer.done():
             answer.set_result(None)
@@ -109,7 +109,7 @@ class ModelChanges:
         return [device_id for device_id in self.up() if device_id not in self.slots()]
 
     async def _ask(self, command: Command, devices: Callable[[], Sequence[int]]) -> list[Report]:
-        """The answers of these workers, also of those that come up meanwhile, but not of those that are lost."""
+        """Return the answers of these workers, also of those that come up meanwhile, but not of those that are lost."""
         loop = asyncio.get_running_loop()
         self._answers = {}
         while new := [device_id for device_id in devices() if device_id not in self._answers]:

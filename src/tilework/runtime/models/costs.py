@@ -27,8 +27,8 @@ from tilework.runtime.executor import CannotRun, Executor
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
 _MORE_ROUNDS = 2
-_MOST_EFFICIENCY = 1.2  # Of a group, over one device.
-_MOST_SPREAD, _LEAST_SPREAD_S = 0.2, 0.001  # Of the median; and what does not matter, whatever its share.
+_MOST_EFFICIENCY = 1.2  # Largest efficiency of a group, over one device.
+_MOST_SPREAD, _LEAST_SPREAD_S = 0.2, 0.001  # Of the longest run beyond the median: share, and negligible time.
 MEASURE_AGAIN = (
     "Measure again when the machine is idle: `tilework serve --recalibrate` without --cost, or `tilework profile`"
 )
@@ -39,7 +39,7 @@ class Measurer(Protocol):
 
     @property
     def profile_key(self) -> ProfileKey:
-        """Identifies hardware, model and settings of the measurements."""
+        """Hardware, model and settings that identify the measurements."""
 
     async def calibrate(
         self,
@@ -89,7 +89,7 @@ class CostCache:
 
 
 def profile_key(source: Source, num_workers: int, hardware: str, loaded: LoadedModel) -> ProfileKey:
-    """The key of measurements. CPU workers slow each other down, so their number is part of it; GPUs are not shared."""
+    """Return the key of measurements. It has the number of CPU workers, which slow each other down, unlike GPUs."""
     return ProfileKey(
         hardware=hardware if loaded.info.cell == 1 else f"{loaded.info.cell} x {hardware}",
         architecture=loaded.architecture,
@@ -102,16 +102,17 @@ def profile_key(source: Source, num_workers: int, hardware: str, loaded: LoadedM
 
 
 def calibration_shapes(info: ModelInfo) -> tuple[Shape, ...]:
-    """Squares of 0.5, 1 and 1.5 times the default size, within the limits of the model; clips of the default length."""
+    """Return squares of 0.5, 1 and 1.5 times the default size, within the model's limits; clips of default length."""
     sides = {round(info.default_height * share / info.side_multiple) * info.side_multiple for share in (0.5, 1.0, 1.5)}
     legal = (side for side in sorted(sides) if info.side_multiple <= side <= info.max_side)
     return tuple(Shape(side, side, info.default_frames) for side in legal)
 
 
 def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
-    """Batches of the calibration shapes: two and four of the smallest; the two smallest; and 3, 2, 1 of each by size.
+    """Return batches of the calibration shapes.
 
-    Empty if no stage of the model can be shared; no mixes if sharing takes one shape, or the model has only one.
+    They are two and four of the smallest; the two smallest; and 3, 2, 1 of each by size. Empty if no stage of the model
+    can be shared; no mixes if sharing takes one shape, or the model has only one.
     """
     shared = [stage for stage in info.stages if stage.batchable]
     if not shared:
@@ -125,7 +126,7 @@ def calibration_batches(info: ModelInfo) -> tuple[Batch, ...]:
 
 
 def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple[Batch, ...]:
-    """Distinct random batches of 2 to MAX_BATCH of these shapes; fewer than `number` if there are no more.
+    """Return distinct random batches of 2 to MAX_BATCH of these shapes; fewer than `number` if there are no more.
 
     With the same seed, a larger number begins with the same batches.
     """
@@ -145,13 +146,13 @@ async def measure(
 ) -> AsyncIterator[tuple[CostRow, ...]]:
     """Measure batches at degrees, one after another; yields the rows of each, merged over all groups.
 
-    Degrees of one batch that follow each other are yielded together. They are measured again in turns while they are
-    implausible (see `implausible_batches`), and what varies (see `_varies`) while it does so, at most `_MORE_ROUNDS`
-    times. Each row is then that of its quickest round, since other work only adds time. Warnings say what remains so.
+    Degrees of one batch that follow each other are yielded together. While they are implausible (see
+    `implausible_batches`), they are measured again in turns, and so are stages whose times vary (see `_varies`), at
+    most `_MORE_ROUNDS` times. Each row is then that of its quickest round, since other work only adds time. Warnings
+    name rows that are still implausible or still vary.
 
-    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows, and one line says so, with
-    what the `model` is called and why. A caller that is cancelled
-    keeps the rows it has received.
+    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows, and one line of the log says
+    why, with the name `model`. A caller that is cancelled keeps the rows that it has received.
     """
 
     async def rows_of(batch: Batch, degree: int, steady: frozenset[str] = frozenset()) -> tuple[CostRow, ...]:
@@ -195,7 +196,7 @@ def _warn_of_refused(model: str, refused: Mapping[int, str]) -> None:
 
 
 def _steady_stages(measured: Mapping[int, Sequence[CostRow]]) -> dict[int, frozenset[str]]:
-    """By degree, the stages of a batch that need not be timed again; without the degrees at which none must be."""
+    """Return by degree the stages of a batch that need not be timed again; without degrees at which none must be."""
     if implausible_batches(row for rows in measured.values() for row in rows):
         return dict.fromkeys(measured, frozenset())
     return {
@@ -206,12 +207,12 @@ def _steady_stages(measured: Mapping[int, Sequence[CostRow]]) -> dict[int, froze
 
 
 def _varies(row: CostRow) -> bool:
-    """Whether its runs took times that differ by more than they do on an idle machine."""
+    """Return whether the times of its runs differ by more than they do on an idle machine."""
     return _spread_s(row) > max(_MOST_SPREAD * row.seconds, _LEAST_SPREAD_S)
 
 
 def _spread_s(row: CostRow) -> float:
-    """How much longer the longest run took than the median, on any of the groups."""
+    """Return how much longer the longest run took than the median, on any of the groups."""
     return (row.p99_seconds or row.seconds) - row.seconds
 
 
@@ -237,8 +238,9 @@ def _warn_of_varying(rows: Sequence[CostRow]) -> None:
 
 
 def implausible_batches(rows: Iterable[CostRow]) -> frozenset[Batch]:
-    """The batches for which a stage takes less than one d-th of its time on one device at a degree d, by more than
-    measurements differ."""
+    """Return the batches for which a stage takes less than one d-th of its time on one device at a degree d.
+    The difference must be larger than that between measurements.
+    """
     seconds = {(row.stage, row.shapes, row.degree): row.seconds for row in rows}
     return frozenset(
         shapes
@@ -248,7 +250,7 @@ def implausible_batches(rows: Iterable[CostRow]) -> frozenset[Batch]:
 
 
 def _quicker(rows: Sequence[CostRow], others: Sequence[CostRow]) -> tuple[CostRow, ...]:
-    """Of two measurements of the same, the quicker one of each row: by its median and its longest run together."""
+    """Return the quicker one of two measurements of each row: by its median and its longest run together."""
     found: dict[RowKey, CostRow] = {}
     for row in (*rows, *others):
         before = found.setdefault(row_key(row), row)
@@ -257,12 +259,12 @@ def _quicker(rows: Sequence[CostRow], others: Sequence[CostRow]) -> tuple[CostRo
 
 
 def _known_stages(rows: Iterable[CostRow], batch: Batch, degree: int) -> frozenset[str]:
-    """The stages that have a row of this batch at this degree."""
+    """Return the stages that have a row of this batch at this degree."""
     return frozenset(row.stage for row in rows if row.degree == degree and sorted(row.shapes) == sorted(batch))
 
 
 def trial_shapes(info: ModelInfo) -> tuple[Shape, ...]:
-    """The shapes at which a model is tried: those of its calibration, and before them, of clips, one of few frames.
+    """Return the shapes at which a model is tried: those of its calibration, and for clips first one of few frames.
 
     A clip of the default length may take minutes a step.
     """
@@ -272,7 +274,7 @@ def trial_shapes(info: ModelInfo) -> tuple[Shape, ...]:
 
 
 async def warm_up(measurer: Measurer, info: ModelInfo) -> tuple[CostRow, ...]:
-    """Run every stage at the first of the trial shapes that can run; returns how long that took.
+    """Run every stage at the first of the trial shapes that can run; returns the rows of that run.
 
     Raises CannotRun, for the reason of the first one, if none can.
     """
@@ -291,13 +293,13 @@ LORA_ROUNDS = 4
 
 
 def lora_batch(info: ModelInfo) -> Batch:
-    """What is measured `LORA_ROUNDS` times to know what a LoRA costs: the default size."""
+    """Return the batch that is measured `LORA_ROUNDS` times for the cost of a LoRA: one of the default size."""
     shapes = calibration_shapes(info)
     return (shapes[len(shapes) // 2],)
 
 
 async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float:
-    """How much longer steps of the default size take with a LoRA: of two measurements each, the quicker ones."""
+    """Return the factor by which a LoRA slows steps of the default size, from the quicker of two runs each."""
     batches = (lora_batch(info),)
     plain, changed = list[float](), list[float]()
     for _ in range(LORA_ROUNDS // 2):
@@ -312,8 +314,8 @@ async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float
 
 
 def earlier_costs(cache: CostCache | None, key: ProfileKey, graph: Graph) -> CostTable | None:
-    """What earlier starts have measured under a key, as a table of the pipeline of this graph; None without a usable
-    cache, if it is to be refreshed, or if nothing was measured.
+    """Return what earlier starts have measured under a key, as a table of the pipeline of this graph.
+    None without a usable cache, if it is to be refreshed, or if nothing was measured.
 
     Rows of stages that the graph does not have are left out.
     """
@@ -342,7 +344,7 @@ def _of_graph(table: CostTable, graph: Graph) -> CostTable | None:
 
 
 def save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:
-    """Keep what was measured for the next start. Where that fails, a warning says so."""
+    """Keep measured rows for the next start. If that fails, a warning is logged."""
     if cache is None or not rows:
         return
     try:

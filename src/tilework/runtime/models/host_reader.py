@@ -19,10 +19,10 @@ _NO_DEVICE = -1
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HostReader:
-    """Reads what models here consist of, one `ReadComponents` at a time; `on_read` gets the answers.
+    """Reads components of the models here, one `ReadComponents` at a time; `on_read` gets the answers.
 
     The process starts with the first read, and again when it has ended. A read that takes longer than `timeout_s` ends
-    with it.
+    together with the process.
     """
 
     directory: Path
@@ -52,12 +52,12 @@ class HostReader:
         self._files.pop(model, None)
 
     def forget_lora(self, model: str, path: str) -> None:
-        """The LoRA of this file is no more one of the model."""
+        """Forget the LoRA of this file, which is no longer one of the model."""
         files = self._files.get(model, {})
         self._files[model] = {digest: one for digest, one in files.items() if one.lora != path}
 
     def read(self, read: ReadComponents) -> None:
-        """Begin a read. What no model here has any more cannot be read."""
+        """Begin a read. Components that no model here has any more cannot be read."""
         files = _found(self._files, read.components)
         if len(files) < len(read.components):
             asyncio.get_running_loop().call_soon(self.on_read, WeightsRead(read.read_id, False))
@@ -95,6 +95,6 @@ class HostReader:
 
 
 def _found(files: Mapping[str, Mapping[str, ComponentFiles]], digests: Iterable[str]) -> list[ComponentFiles]:
-    """One place of each of these components that a model has."""
+    """Return one place for each of these components that a model has."""
     known = {digest: one for of in files.values() for digest, one in of.items()}
     return [known[digest] for digest in digests if digest in known]

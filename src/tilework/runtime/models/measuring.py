@@ -1,4 +1,4 @@
-"""What models cost on these devices: measured when the engine starts, and known or measured for one that is added."""
+"""Costs of models on these devices: measured when the engine starts, and known or measured for an added model."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Measuring:
-    """Measures models; with `exact` neither groups nor batches. `show` is told what it does.
+    """Measures models; with `exact` neither groups nor batches. `show` is called with a text about its activity.
 
-    A start with `require_all` fails if one of its models cannot run; else it serves the others, and those of
-    `not_served`, by their names, say why they are not. `first_ns` is how long models took to run at their first sizes,
-    with what is compiled and recorded then.
+    A start with `require_all` fails if one of its models cannot run; otherwise it serves the others, and `not_served`
+    has the reasons of those that it does not serve, by name. `first_ns` is the time that models took to run at their
+    first sizes, which includes compiling and recording.
 
-    A start begins to measure nothing that would end later than `most_s` after the first measurement, as far as that can
-    be predicted. What it has not measured is `left`, and its models are served by times that follow from what it has.
+    A start begins no measurement that would end later than `most_s` after the first one began, as far as that can be
+    predicted. What it has not measured is `left`, and its models are served by times predicted from what it has
+    measured.
     """
 
     executor: Executor
@@ -61,10 +62,10 @@ class Measuring:
     async def start(
         self, loaded: Sequence[LoadedModel], not_loaded: Sequence[NotLoaded], given: CostTable | None
     ) -> tuple[list[LoadedModel], CostTable]:
-        """The models of a start that can run, and what they cost: as the `given` table says, or else as measured.
+        """Return the models of a start that can run, and their costs: those of the `given` table, or measured ones.
 
-        Others were `not_loaded`. Each is tried before the first is measured, which takes far longer. With a given table
-        nothing is run.
+        Other models were `not_loaded`. Each model is tried before the first is measured, which takes far longer. With a
+        given table nothing is run.
 
         Raises WorkerStartFailed if none can run, or not all that are required.
         """
@@ -91,7 +92,7 @@ class Measuring:
     async def _try(self, models: Sequence[LoadedModel], reasons: dict[str, str]) -> None:
         """Run each at its smallest size, and set the `reasons` of those that run at none.
 
-        Of models that differ in their weights alone, one that has run speaks for the others.
+        Of models that differ in their weights alone, only the first that runs is tried.
         """
         has_run: list[LoadedModel] = []
         for number, one in enumerate(models, 1):
@@ -107,7 +108,7 @@ class Measuring:
             self.first_ns += time.monotonic_ns() - begin_ns
 
     def _told(self, num_models: int) -> str:
-        """Why a start fails."""
+        """Return why a start fails."""
         if len(self.not_served) == num_models > 1:
             return "no model can run here: " + "; ".join(
                 f"{name}: {one.reason}" for name, one in self.not_served.items()
@@ -116,7 +117,7 @@ class Measuring:
         return told if num_models == 1 else f"{told}; leave out --require-all to serve the others"
 
     async def table(self, loaded: Sequence[LoadedModel]) -> CostTable:
-        """The costs of models that can run. Of those that differ in their weights alone, the first is measured.
+        """Return the costs of models that can run. Of those that differ in their weights alone, the first is measured.
 
         A stage that several models have is measured for the first of them (`LoadedModel.stage_keys`).
 
@@ -139,7 +140,7 @@ class Measuring:
     async def _measure_in_turn(
         self, loaded: Sequence[LoadedModel], ends_s: float
     ) -> list[tuple[LoadedModel, ModelCosts]]:
-        """The costs of the first of models that are alike: their smallest sizes are measured first."""
+        """Return the costs of the first of models that are alike; the smallest sizes of all are measured first."""
         costs: list[tuple[LoadedModel, ModelCosts]] = []
         for one in loaded:
             if not any(self.alike(one, other) for other, _ in costs):
@@ -160,7 +161,7 @@ class Measuring:
         return costs
 
     async def _table_of(self, costs: ModelCosts) -> CostTable:
-        """Raises WorkerStartFailed if the model runs at no size."""
+        """Return the table of a model's costs. Raises WorkerStartFailed if the model runs at no size."""
         if (table := costs.table()) is None:
             await self.executor.stop()
             sizes = ", ".join(map(str, calibration_shapes(costs.info)))
@@ -173,7 +174,7 @@ class Measuring:
         return ModelCosts.of(measurer, model.info, degrees, self.cache, with_batches=not self.exact, tried=tried)
 
     def _show_plan(self, costs: Sequence[ModelCosts]) -> None:
-        """Say how long measuring takes, if there is something to measure and that is limited."""
+        """Show how long measuring takes, if there is something to measure and the time is limited."""
         takes_s = sum(each.measuring_s(part) for each in costs for part in each.missing)
         if takes_s and self.most_s < math.inf:
             text = f"measuring what steps cost here takes about {takes_s:.0f} s"
@@ -182,7 +183,7 @@ class Measuring:
             self.show(text)
 
     async def completed(self, table: CostTable, loaded: Sequence[LoadedModel]) -> CostTable:
-        """A table that was given, and what it does not say: how fast weights are loaded, where requests need that."""
+        """Return a given table, completed by the measured speed of loading weights, where requests need that."""
         if self.executor.weights_bytes is None or LoadSource.DISK in table.load_bytes_per_s:
             return table
         self.show("measuring how fast weights are loaded here")
@@ -192,7 +193,7 @@ class Measuring:
         return replace(table, load_bytes_per_s={**speeds, **table.load_bytes_per_s})
 
     async def _like(self, model: LoadedModel, table: CostTable, *, measures_loras: bool) -> CostTable:
-        """The costs of a model that differs from the one of this table in its weights alone, and in its LoRAs."""
+        """Return the costs of a model that differs only in its weights and LoRAs from the one of this table."""
         info = model.info
         ours = replace(renamed(table, info.name), graphs=graphs_of(info.graph), loras={})
         if not model.loras:
@@ -201,13 +202,13 @@ class Measuring:
         return replace(ours, loras={info.name: loras})
 
     def _measurer(self, model: LoadedModel) -> Measurer:
-        """Measures a model on all devices at once, which do nothing else yet."""
+        """Return a measurer of a model on all devices at once, which do nothing else yet."""
         return ModelMeasurer(self.executor, model.info.name)
 
     async def added(self, model: LoadedModel, known: CostTable | None, measurer: Measurer) -> CostTable:
-        """The costs of a model that workers have since a moment ago, and how fast its weights are loaded.
+        """Return the costs of a model that workers have just received, and the speed of loading its weights.
 
-        Only that is measured where its costs are `known`. Raises ModelRefused.
+        If its costs are `known`, only that speed is measured. Raises ModelRefused.
         """
         try:
             if known is not None:
@@ -226,11 +227,11 @@ class Measuring:
         return replace(table, load_bytes_per_s=speeds)
 
     def lacks_speeds(self, table: CostTable, model: LoadedModel) -> bool:
-        """Whether a model has weights, and no model before it had any, so that it is not known how fast they load."""
+        """Return whether a model is the first that has weights, so that their speed of loading is unknown."""
         return bool(model.components) and LoadSource.DISK not in table.load_bytes_per_s
 
     async def _measured(self, model: LoadedModel, measurer: Measurer) -> CostTable | None:
-        """The costs of a model when all that is missing has been measured; None if it runs at no size."""
+        """Return a model's costs when all missing parts have been measured; None if it runs at no size."""
         costs = self._begun(model, measurer)
         await self._measure(costs, measurer, model.info.name)
         table = costs.table()
@@ -239,13 +240,13 @@ class Measuring:
         return replace(table, loras={model.info.name: await self._measured_loras(model, measurer)})
 
     def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
-        """Powers of two, as policies use them; 1 if all requests are exact."""
+        """Return powers of two, as policies use them; 1 if all requests are exact."""
         num_devices = len(self.executor.serving.get(info.name, range(self.executor.num_devices)))
         most = 1 if self.exact else min(info.max_degree, num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 
     async def _measured_loras(self, model: LoadedModel, measurer: Measurer) -> Mapping[str, Lora]:
-        """The LoRAs of a model. How much longer steps take is measured with the largest one."""
+        """Return the LoRAs of a model. The factor by which they slow steps is measured with the largest one."""
         name = max(model.loras, key=lambda one: (_size(model.loras[one]), one))
         limit = self.executor.weights_bytes
         if limit is not None and model.largest_stage((name,))[1] > limit:
@@ -255,7 +256,7 @@ class Measuring:
         return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
 
     def known(self, model: LoadedModel, others: Sequence[LoadedModel], table: CostTable) -> CostTable | None:
-        """The costs of a model that was measured at an earlier start, or is like one of `others`; else None."""
+        """Return the costs of a model that was measured at an earlier start, or is like one of `others`; else None."""
         info = model.info
         for other in others:
             if self.alike(model, other):
@@ -267,7 +268,7 @@ class Measuring:
         return self.part(table, model, known)
 
     def part(self, table: CostTable, model: LoadedModel, costs: CostTable) -> CostTable:
-        """What a table of all models says of one that has these costs; how fast it loads if that does not know."""
+        """Return the part of a table of all models for one with these costs; the speed of loading from either."""
         name = model.info.name
         assert set(costs.pipelines) == {name}, f"costs of {costs.pipelines} are not those of {name}"
         slowdown = max((one.slowdown for one in costs.loras.get(name, {}).values()), default=1.0)
@@ -286,7 +287,7 @@ class Measuring:
         )
 
     def alike(self, one: LoadedModel, other: LoadedModel) -> bool:
-        """Whether the costs of the other are those of this one."""
+        """Return whether two models have the same costs."""
         return _are_alike(one, other) and self._degrees(one.info) == self._degrees(other.info)
 
     async def _measure(
@@ -296,7 +297,7 @@ class Measuring:
         shown: str,
         may_begin: Callable[[Part], bool] = lambda _part: True,
     ) -> None:
-        """Measure what is missing of a model, of which each part may begin when it is its turn."""
+        """Measure the missing parts of a model; each part is left out if it may not begin at its turn."""
         show = partial(self._show_measuring, shown, costs)
         show()
         await costs.measure(measurer, filter(may_begin, costs.missing), show)
@@ -308,7 +309,7 @@ class Measuring:
 
 
 def _shared(model: LoadedModel, others: Sequence[tuple[LoadedModel, ModelCosts]]) -> tuple[CostRow, ...]:
-    """What was measured of stages of a model that others have as well."""
+    """Return the measured rows of stages of a model that others have as well."""
     found: dict[tuple[object, ...], CostRow] = {}
     for other, costs in others:
         stages = {key: stage for stage, key in other.stage_keys.items()}
@@ -321,7 +322,7 @@ def _shared(model: LoadedModel, others: Sequence[tuple[LoadedModel, ModelCosts]]
 
 
 def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
-    """Whether two models differ in their weights alone, so that they take the same time."""
+    """Return whether two models differ in their weights alone, so that they take the same time."""
     keys = [(each.architecture, each.info.dtype, each.info.library) for each in (one, other)]
     return keys[0] == keys[1]
 
@@ -329,9 +330,9 @@ def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
 def with_weights(
     table: CostTable, loaded: Sequence[LoadedModel], memory_bytes: int | None, host_bytes: int | None = None
 ) -> CostTable:
-    """The table with what the models say of weights: all of them if they are loaded on demand, else which LoRAs.
+    """Return the table with the models' weights: all of them if they are loaded on demand, else which LoRAs they have.
 
-    They are where a device has `memory_bytes` for them; its host keeps `host_bytes`.
+    Weights are loaded on demand where a device has `memory_bytes` for them; its host keeps `host_bytes`.
     """
     on_demand = memory_bytes is not None
     if not on_demand and not any(one.loras for one in loaded):
@@ -347,7 +348,7 @@ def with_weights(
 
 
 def _with_slowdown(table: CostTable, model: LoadedModel, *, on_demand: bool) -> Mapping[str, Lora]:
-    """The LoRAs of a model, each as slow as the table says, if it does: what else it says may be of other files."""
+    """Return the LoRAs of a model, with the slowdowns of the table, whose other data may be of other files."""
     known = table.loras.get(model.info.name, {})
     return {
         name: replace(
@@ -360,7 +361,7 @@ def _with_slowdown(table: CostTable, model: LoadedModel, *, on_demand: bool) -> 
 
 
 def name_refused(loaded: Sequence[LoadedModel]) -> None:
-    """Warn of LoRAs that requests for no model may use; one that fits another model is no mistake."""
+    """Warn of LoRAs that requests for no model may use; a LoRA that fits another model is no mistake."""
     usable = {name for one in loaded for name in one.loras}
     refused = {name: reason for one in loaded for name, reason in one.refused.items() if name not in usable}
     for name, reason in refused.items():

@@ -1,4 +1,4 @@
-"""What is known of the costs of a model, what must still be measured, and what is predicted until then."""
+"""Costs of a model: the known ones, those that must still be measured, and predictions until then."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from tilework.runtime.models.costs import (
 )
 
 Part = tuple[Batch, int]
-"""A batch and a degree: what is measured at once."""
+"""A batch and a degree, which are measured at once."""
 
 MARGIN = 2.0
-"""Of predicted times. Attention grows with the square of the pixels, and is never all that a stage does."""
+"""Factor on predicted times. Attention grows with the square of the pixels, but is only a part of a stage."""
 _TIMED_S, _MOST_TIMED = 1.0, 5  # See `worker.calibrate`.
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelCosts:
-    """The costs of a model that has run: every stage at the calibration shapes and each of `degrees`, and a step of the
-    calibration batches (unless `with_batches` is false), except where one cannot run.
+    """Costs of a model that has run.
+    They are those of every stage at the calibration shapes and each of `degrees`, and of a step of the calibration
+    batches (unless `with_batches` is false), except where one cannot run.
 
     `earlier` is what earlier starts have measured; `shared` rows are those of stages that were measured for another
-    model, and `tried` ones those of its first run (`warm_up`). What is measured is saved in the `cache` for the next
-    start, but for implausible rows, which that one measures again. `num_all` parts were missing at first.
+    model, and `tried` rows those of its first run (`warm_up`). Measured rows are saved in the `cache` for the next
+    start, except for implausible rows, which that start measures again. `num_all` parts were missing at first.
     """
 
     info: ModelInfo
@@ -67,7 +68,7 @@ class ModelCosts:
         with_batches: bool,
         tried: Sequence[CostRow] = (),
     ) -> ModelCosts:
-        """What is known before anything is measured. An unusable cache logs a warning, and nothing is known."""
+        """Return the costs known before any measurement; none, with a warning in the log, if the cache is unusable."""
         key = measurer.profile_key
         return ModelCosts(
             info=info,
@@ -81,7 +82,7 @@ class ModelCosts:
 
     @property
     def missing(self) -> list[Part]:
-        """What must still be measured: sizes from the smallest on, each at all its degrees, and then batches."""
+        """Parts that must still be measured: sizes from the smallest on, each at all its degrees, and then batches."""
         known, graph = (*self.earlier.rows, *self.shared), self.info.graph
         singles = tuple((shape,) for shape in calibration_shapes(self.info))
         lacking = {degree: missing_batches(known, graph, singles, degree) for degree in self.degrees}
@@ -93,7 +94,7 @@ class ModelCosts:
     async def measure(
         self, measurer: Measurer, parts: Iterable[Part], on_measured: Callable[[], object] = lambda: None
     ) -> None:
-        """Measure these of the missing parts, and save what they cost; `on_measured` is called after each."""
+        """Measure these of the missing parts, and save their costs; `on_measured` is called after each."""
         fresh: list[CostRow] = []
         begun: deque[Part] = deque()
 
@@ -114,11 +115,11 @@ class ModelCosts:
 
     @property
     def measured(self) -> tuple[CostRow, ...]:
-        """What was measured, now or earlier, also of stages that are shared."""
+        """Rows that were measured, now or earlier, also of shared stages."""
         return (*self._fresh, *self.earlier.rows, *self.shared)
 
     def table(self) -> CostTable | None:
-        """What is known, and what follows for what is missing; None if nothing is known, and nothing runs."""
+        """Return the known rows, and predictions for missing ones; None if nothing is known, and nothing runs."""
         rows = {row_key(row): row for row in self.measured}
         predicted = [self._predicted(stage, part) for part in self.missing for stage in self._stages(part)]
         rows = {row_key(row): row for row in predicted if row is not None} | rows
@@ -129,7 +130,7 @@ class ModelCosts:
         return replace(table, graphs=graphs_of(self.info.graph))
 
     def _pixels(self, shape: Shape) -> float:
-        """Of its latents, to which times are in proportion."""
+        """Return the pixels of its latents, to which times are in proportion."""
         return shape.latent_pixels(self.info.graph.frames_per_latent)
 
     def _stages(self, part: Part) -> list[Stage]:
@@ -137,9 +138,9 @@ class ModelCosts:
         return [one for one in self.info.graph.stages if one.spec.takes(batch) and (degree == 1 or one.is_parallel)]
 
     def _predicted(self, stage: Stage, part: Part) -> CostRow | None:
-        """The time of the next smaller size in proportion to its pixels, and `MARGIN` times that.
+        """Return the row of the next smaller size, with its time in proportion to pixels, times `MARGIN`.
 
-        None for a batch, of which its requests alone say enough, and at a degree at which nothing was measured.
+        None for a batch, which its requests alone predict well enough, and at a degree at which nothing was measured.
         """
         (shape, *others), degree = part
         base = None if others else self._base(stage, shape, degree)
@@ -161,7 +162,7 @@ class ModelCosts:
         )
 
     def _base(self, stage: Stage, shape: Shape, degree: int) -> CostRow | None:
-        """The row of the largest size that was measured and is no larger than this one, or was at least tried."""
+        """Return the row of the largest size, up to this one, that was measured, or else was tried."""
         place = stage.name, degree, 1, None
         for rows in (self.measured, self.tried):
             known = [
@@ -174,7 +175,7 @@ class ModelCosts:
         return None
 
     def measuring_s(self, part: Part) -> float:
-        """About how long it takes to measure a part: each stage runs to warm up, and a few times to be timed."""
+        """Return about how long a part takes to measure: each stage runs to warm up, and a few times to be timed."""
         batch, pixels, found = part[0], sum(map(self._pixels, part[0])), 0.0
         for stage in self._stages(part):
             base = self._base(stage, batch[-1], 1) or self._base(stage, batch[0], 1)

@@ -1,4 +1,4 @@
-"""What the start of an engine consists of."""
+"""Parts of the start of an engine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tilework.core.wire.reports import LoadedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartParts:
-    """How long the parts took, one after another.
+    """Durations of the parts, one after another.
 
     `processes_ns`: until workers ran, with their libraries and devices; `load_ns`: until they had read the models.
-    `first_ns`: until each model had run at its first size, which compiles and records what is to be compiled and
-    recorded; `measure_ns`: what was measured after that.
+    `first_ns`: until each model had run at its first size, including what is compiled and recorded then; `measure_ns`:
+    the measurements after that.
     """
 
     processes_ns: int = 0
@@ -24,7 +24,7 @@ class StartParts:
 
     @staticmethod
     def of(loaded: Sequence[LoadedModel], started_ns: int, measured_ns: int, first_ns: int) -> StartParts:
-        """Of workers that were there after `started_ns`, and were measured for `measured_ns`."""
+        """Return the parts of a start whose workers were there after `started_ns`, and measured for `measured_ns`."""
         load_ns = min(started_ns, sum(one.load_ns for one in loaded))
         return StartParts(
             processes_ns=started_ns - load_ns,

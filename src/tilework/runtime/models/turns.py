@@ -23,10 +23,10 @@ from tilework.runtime.executor import Executor, ModelRefused
 _log = logging.getLogger(__name__)
 
 FIRST_NS = 5 * NS_PER_S
-"""For how long devices are asked for before anything of a model was measured, beside the load of its weights."""
+"""Time for which devices are asked for, beside loads of weights, before any measurement of the model."""
 _USUAL_BYTES_PER_S = 1e9
-_FACTOR = 2  # By which the next measurement may take longer than the longest so far: sizes grow.
-_MOST_WAIT_S = 600.0  # For one device. All are busy with works that keep promises.
+_FACTOR = 2  # The next measurement may take longer than the longest so far by this factor: sizes grow.
+_MOST_WAIT_S = 600.0  # For one device, if all are busy with works that keep promises.
 _MOST_WAIT_FOR_GROUP_S = 60.0
 _MOST_WAIT_FOR_IDLE_S = s_from_ns(PATIENCE_NS) / 2  # After all of it a measurement takes devices that are not idle.
 
@@ -46,15 +46,15 @@ class DeviceTurns:
     def __init__(self, handle: Callable[[Event], object], ended: Callable[[], object]) -> None:
         self._handle, self._ended = handle, ended
         self._next_id = 1
-        self._run: Run | None = None  # Of the measurement that waits for devices.
+        self._run: Run | None = None  # Function of the measurement that waits for devices.
         self._begun: asyncio.Future[asyncio.Future[tuple[CostRow, ...]]] | None = None
         self.devices: Group = ()
-        """Those that are measured on."""
+        """Devices on which it measures now."""
 
     async def take(self, asked: MeasurementAsked, run: Run, wait_s: float) -> tuple[CostRow, ...] | None:
         """Run a measurement when the controller gives it devices; None if it does not within this time.
 
-        If this is cancelled, it waits for the end of what has begun: devices cannot be called off.
+        If this is cancelled, it waits for the end of a measurement that has begun: devices cannot be interrupted.
 
         Raises what `run` raises.
         """
@@ -73,7 +73,7 @@ class DeviceTurns:
                 await asyncio.wait([begun.result()])
 
     def begin(self, measure: Measure) -> None:
-        """Begin the measurement that waits; what it sends to devices, it sends now."""
+        """Begin the measurement that waits; it sends its commands to devices at once."""
         assert self._run is not None
         assert self._begun is not None
         self.devices = measure.devices
@@ -89,17 +89,17 @@ class DeviceTurns:
         self._ended()
 
     def close(self) -> None:
-        """Wait for no measurement any more: its devices are about to be ended."""
+        """Stop waiting for a measurement: its devices are about to be ended."""
         if self._begun is not None and self._begun.done():
             self._begun.result().cancel()
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnMeasurer:
-    """A `Measurer` of a model that is added, on devices that serve others meanwhile: each batch is a turn.
+    """A `Measurer` of a model that is added, on devices that also serve others: each batch is a turn.
 
-    `table` says what is known of the models that are served. With `idle_ns` a turn is taken on idle devices or not at
-    all, and predicted to take so long.
+    `table` has the costs of the models that are served. With `idle_ns` a turn is taken only on idle devices, and that
+    is its predicted time.
     """
 
     turns: DeviceTurns
@@ -122,11 +122,11 @@ class TurnMeasurer:
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        """Measure on one group. A degree for which no devices become free has no rows, which one warning says.
+        """Measure on one group. A degree for which no devices become free has no rows, and one warning says so.
 
         Raises:
             WorkerStartFailed: a device was lost.
-            ModelRefused: no device was to be had.
+            ModelRefused: no device became available.
             DevicesBusy: no devices were idle.
         """
         name = self.model.info.name
@@ -164,13 +164,13 @@ class TurnMeasurer:
         return measured
 
     def _asked(self, degree: int, loras: Sequence[UsedLora]) -> MeasurementAsked:
-        """What the next measurement needs; `DeviceTurns` numbers it."""
+        """Return what the next measurement needs; `DeviceTurns` numbers it."""
         name, total_bytes = self.model.info.name, self.executor.weights_bytes
         components = {one for needed in self.model.needed([lora.name for lora in loras]).values() for one in needed}
         declared = max(stage.spec.memory_bytes for stage in self.model.info.graph.stages)
         room_bytes = num_bytes(components) + declared
         if total_bytes is not None and any(row.peak_bytes is not None for row in self.table.rows):
-            room_bytes = total_bytes  # Where works are limited by memory, what this one takes is not known yet.
+            room_bytes = total_bytes  # Where memory limits works, the need of this one is not known yet.
         first_ns = (self.idle_ns or FIRST_NS) + round(num_bytes(components) / self._load_bytes_per_s * NS_PER_S)
         return MeasurementAsked(
             measurement_id=0,

@@ -71,19 +71,19 @@ from tilework.worker.models.contents import NodeContents
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
-_AFTER_FAILURE_S = 5.0  # Before workers are started again that could not start.
-_FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0  # Before a server is asked again that other nodes differ from this one.
-_MOST_WORKS = 8  # Of a group, of which it is known what they were given.
+_AFTER_FAILURE_S = 5.0  # Pause before workers that could not start are started again.
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0  # Pause before a server for which other nodes differ is asked again.
+_MOST_WORKS = 8  # Works of a group whose groups of workers are remembered.
 _CONNECT_S = 5.0  # A machine that is off refuses nothing, and the kernel would go on trying for minutes.
-_READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
-_FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
+_READ_S = 0.05  # Time in which a suspended agent reads what has come meanwhile, before it counts a server as silent.
+_FIRST_SILENCE_S = 10.0  # Until the server has sent how long it may be silent.
 Address = tuple[str, int]
 Result = TypeVar("Result")
 
 
 @dataclass(slots=True, eq=False)
 class Servers:
-    """Where a server listens for agents, or its standby will, and the token that both know. May change at any time."""
+    """Addresses where a server listens for agents, or its standby will, and their common token. May change any time."""
 
     addresses: Sequence[Address]
     token: bytes
@@ -91,9 +91,9 @@ class Servers:
 
 @dataclass(slots=True)
 class _Tries:
-    """How the last try at an address has ended, and when the next one is due, on the clock of the loop.
+    """The end of the last try at an address, and the time of the next one, on the clock of the loop.
 
-    It is put off by `pause_s` if this node differs from others there, or is not admitted, each time longer.
+    The next try is put off by `pause_s` if this node differs from others there, or is not admitted, each time longer.
     """
 
     reason: str = ""
@@ -101,7 +101,7 @@ class _Tries:
     pause_s: float = 0.0
 
     def ended(self, agent: _Agent | None, reason: str, host: str, port: int, *, is_refused: bool) -> None:
-        """A try has ended, of this agent if it got so far. The reason is logged once, until it is another one."""
+        """Record the end of a try, of this agent if it got so far. A reason is logged once, until it changes."""
         if reason != self.reason:
             _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
         self.reason = reason
@@ -114,14 +114,14 @@ class _Tries:
 async def serve_node(
     servers: Servers, leaving: asyncio.Event | None = None, name: str | None = None, wait_s: float = 60.0
 ) -> None:
-    """Be a node of the server that listens at one of these addresses, and of the next one when that has ended.
+    """Be a node of the server that listens at one of these addresses, and of the next server when that one has ended.
 
-    Until cancelled, or until the server lets it go: because it asks for that, or after `leaving` was set. Then the
-    server has given its work and its states to other nodes. Workers whose server is gone without a word wait `wait_s`
-    for the next one. A server for which this node differs from others is asked again after a pause that grows.
-    `name` is what servers call this node (default: `default_name`).
+    Ends when cancelled, or when the server lets the node go: because the node asks for that, or after `leaving` was
+    set. By then the server has given the node's work and states to other nodes. If a server is gone without a message,
+    the workers wait `wait_s` for the next one. A server for which this node differs from others is asked again after a
+    pause that grows. `name` is the name of this node for servers (default: `default_name`).
     """
-    # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
+    # Starting workers imports this, which takes seconds, and a node must not be silent for that time.
     await asyncio.to_thread(importlib.import_module, "tilework.worker.process")
     codec, leaving, all_tries = node_codec(), leaving or asyncio.Event(), dict[Address, _Tries]()
     workers = NodeWorkers(wait_s)
@@ -131,7 +131,7 @@ async def serve_node(
             token, tries, agent, is_refused = servers.token, all_tries[host, port], None, False
             if (left_s := tries.due_s - asyncio.get_running_loop().time()) > 0:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left_s, _RETRY_S)):  # Where the server is may change meanwhile.
+                    async with asyncio.timeout(min(left_s, _RETRY_S)):  # The server's address may change meanwhile.
                         await leaving.wait()
                 continue
             try:
@@ -150,14 +150,14 @@ async def serve_node(
 
 
 def _said(error: Exception) -> str:
-    """What has happened to a connection, in words."""
+    """Return what has happened to a connection, in words."""
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
     return str(error) or f"it has not answered within {TIMEOUT_S:g} s"
 
 
 async def _connection(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Raises OSError; TimeoutError if nothing answers there."""
+    """Return a connection. Raises OSError; TimeoutError if nothing answers there."""
     try:
         async with asyncio.timeout(_CONNECT_S):
             return await asyncio.open_connection(host, port)
@@ -166,7 +166,7 @@ async def _connection(host: str, port: int) -> tuple[asyncio.StreamReader, async
 
 
 def default_name() -> str:
-    """What an agent is called that was given no name: its machine and its process."""
+    """Return the name of an agent that was given none: its machine and its process."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -180,22 +180,22 @@ class _Agent:
     def __init__(self, channel: Channel, token: bytes, leaving: asyncio.Event, name: str, workers: NodeWorkers) -> None:
         self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
         self._workers = workers
-        self._executor: NodeExecutor | None = None  # Once its workers are up.
+        self._executor: NodeExecutor | None = None  # None until its workers are up.
         self._contents = NodeContents()
-        self.has_failed = False  # They could not start, or what the session cannot do without.
-        self.differs = False  # So says the server that has let it go.
+        self.has_failed = False  # Workers could not start, or a chore that the session needs failed.
+        self.differs = False  # The server that has let it go said so.
         self._heard_s, self._silence = time.monotonic(), ""
         self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fetches: dict[asyncio.Task[None], Origin] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}  # By the name of a blob.
-        # The engine's id, and what the workers know, by work: the members of one must know the same.
+        # The engine's id, and the workers' groups by work: the members of a work must know the same group.
         self._groups: dict[Group, tuple[int, dict[int, GroupRef]]] = {}
-        self._broken: set[int] = set()  # Of these, those that were broken off.
+        self._broken: set[int] = set()  # Ids of those that were broken off.
 
     async def run(self) -> str:
-        """Until the engine lets it go or is gone; returns why. Raises BadFrame."""
+        """Handle messages until the engine lets it go or is gone; returns why. Raises BadFrame."""
         self._begin_chore(self._ask_to_leave())
         self._watch(_FIRST_SILENCE_S)
         let_go: Leave | None = None
@@ -226,7 +226,7 @@ class _Agent:
         return self._silence or "the server has closed the connection"
 
     def _watch(self, silence_s: float) -> None:
-        """Break off when the server says nothing for so long, from now on."""
+        """Break off the session if, from now on, the server sends nothing for this time."""
         if self._watching is not None:
             self._watching.cancel()
         self._watching = self._begin_chore(self._watch_for_silence(silence_s))
@@ -252,7 +252,7 @@ class _Agent:
                 self._send(self._executor, address, message)
 
     async def _ask_to_leave(self) -> None:
-        """Ask when the node is leaving. Without workers that are up there is nothing to hand over."""
+        """Ask for leave when the node is leaving. Without workers that are up there is nothing to hand over."""
         await self._leaving.wait()
         if self._files is None:
             self._channel.close()
@@ -266,7 +266,7 @@ class _Agent:
         return task
 
     def _begin_chore(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin what nothing waits for, and the session cannot do without."""
+        """Begin a task that nothing waits for, and that the session needs."""
         task = self._begin_task(coroutine)
         task.add_done_callback(self._chore_ended)
         return task
@@ -292,12 +292,12 @@ class _Agent:
         await self._read_whole()
 
     async def _tell_contents(self, sources: Sequence[ModelSource]) -> None:
-        """Tell what the files of models hold, before workers load them: if other nodes have others, that is in vain."""
+        """Send the contents of model files before workers load them, in vain if they differ between nodes."""
         await asyncio.to_thread(self._contents.add, sources)
         self._channel.send(Contents(self._contents.models))
 
     async def _read_whole(self) -> None:
-        """Read all of the weights, of which only samples were told, beside the works; tell what they hold."""
+        """Read all of the weights, of which only samples were sent, while works run; send their contents."""
         if await asyncio.get_running_loop().run_in_executor(self._contents.thread, self._contents.read_whole):
             self._channel.send(Contents(self._contents.models))
 
@@ -315,7 +315,7 @@ class _Agent:
         )
 
     def _send(self, executor: NodeExecutor, device_id: int, command: Command) -> None:
-        """Pass a command on. An import waits for its blobs, and what comes after it for the import."""
+        """Pass a command on. An import waits for its blobs, and later commands wait for the import."""
         match command:
             case Execute(group=GroupRef() as group):
                 executor.send(device_id, replace(command, group=self._group(executor, group, command.work_id)))
@@ -329,9 +329,9 @@ class _Agent:
         return list(dict.fromkeys(self._coming[name] for name in names if name in self._coming))
 
     def _group(self, executor: NodeExecutor, group: GroupRef, work_id: int) -> GroupRef:
-        """What workers know the group of a work as. The engine has another number for it after it was broken off.
+        """Return the workers' group for a work. The engine gives a group another number after it was broken off.
 
-        One that was broken off stays so. Else it is another one when the workers have been connected anew meanwhile.
+        A group that was broken off stays so. Otherwise it is a new one if the workers have been reconnected meanwhile.
         """
         refs = self._refs(group)
         if work_id not in refs:
@@ -350,7 +350,7 @@ class _Agent:
         return refs
 
     def _break_off(self, executor: NodeExecutor, message: BreakOff) -> None:
-        """End a group, also if none of its commands has come yet: those that will are for a group that is broken."""
+        """End a group, also if none of its commands has come yet: later ones are then for a group that is broken."""
         group = GroupRef(message.group_id, message.devices)
         if not self._refs(group):
             self._group(executor, group, 0)
@@ -400,7 +400,7 @@ class _Agent:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
     def _measure(self, executor: NodeExecutor, asked: Measure) -> None:
-        """Measure at once: what comes for these workers after it is sent to them after it."""
+        """Measure at once: later commands for these workers are sent to them after the measurement."""
         what = asked.model, asked.batches, asked.degree, asked.num_runs, asked.loras, asked.known, asked.devices
         self._begin_chore(self._answer_measured(executor.calibrate(*what)))
 
@@ -414,7 +414,7 @@ class _Agent:
         self._channel.send(LoadSpeeds(await executor.end_calibration()))
 
     async def _add(self, executor: NodeExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
-        """Read or serve a model, or read a LoRA; tell how that went."""
+        """Read or serve a model, or read a LoRA; send the result."""
         try:
             match message:
                 case ReadModel(source, served):
@@ -451,7 +451,7 @@ class _Agent:
     def _answer_fetch(
         self, message: FetchBlobs, fetched: list[StateBlob], begin_ns: int, task: asyncio.Task[None]
     ) -> None:
-        """Tell how a fetch ended, also of one that was cancelled before it could begin."""
+        """Send the result of a fetch, also of one that was cancelled before it could begin."""
         del self._fetches[task]
         for blob in message.blobs:
             del self._coming[blob.name]
@@ -485,6 +485,6 @@ class _Agent:
 
 
 async def _after(coming: Iterable[asyncio.Task[None]], command: ImportState) -> Command | None:
-    """The import, once its blobs have come or cannot: then the worker says that it lacks them."""
+    """Return the import, once its blobs have come or cannot: then the worker reports that it lacks them."""
     await asyncio.wait(coming)
     return command

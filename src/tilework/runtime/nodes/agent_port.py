@@ -1,4 +1,4 @@
-"""Where agents connect to a server."""
+"""The port at which agents connect to a server."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NUM_SHARES = 4
 
 
 class AgentPort:
-    """Listens for agents, and has each that knows the token served, under an epoch of its own.
+    """Listens for agents, and lets `serve` handle each that knows the token, under an epoch of its own.
 
-    A connection must show within `handshake.TIMEOUT_S` that it knows the token. Of those that have not, one address has
-    twice as many as there are nodes, at least 32, and all have four times that. Others are cut off at once; an agent
-    tries again.
+    A connection must show within `handshake.TIMEOUT_S` that it knows the token. Of connections that have not yet, one
+    address may have twice as many as there are nodes, at least 32, and all addresses four times that. Further ones are
+    cut off at once; an agent tries again.
     """
 
     def __init__(self, config: NodesConfig, serve: Callable[[Channel], Awaitable[None]]) -> None:
-        """`serve` has the connection of an agent until it returns."""
+        """Prepare to listen. `serve` has the connection of an agent until it returns."""
         self._config, self._serve, self._codec = config, serve, node_codec()
         self._epochs = count(secrets.randbelow(1 << 30) + 1)
         self._connections: set[asyncio.Task[None]] = set()
@@ -40,13 +40,13 @@ class AgentPort:
 
     @property
     def number(self) -> int:
-        """The port, once it listens."""
+        """Number of the port, once it listens."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def address(self) -> str | None:
-        """HOST:PORT while it listens."""
+        """HOST:PORT while it listens; otherwise None."""
         if self._server is None or not self._server.sockets:
             return None
         host = self._config.host
@@ -58,23 +58,23 @@ class AgentPort:
             self._server = await asyncio.start_server(self._connect, self._config.host, self._config.port)
 
     def admit(self) -> None:
-        """Serve those that have connected, and those that will."""
+        """Serve agents that have connected, and those that will."""
         self._is_admitting.set()
 
     def close(self) -> None:
-        """Let no more agents connect. Those that have go on."""
+        """Let no more agents connect. Existing connections go on."""
         if self._server is not None:
             self._server.close()
 
     async def ended(self, within_s: float) -> None:
-        """Wait until no agent is connected; those that still are then are cut off."""
+        """Wait until no agent is connected; those still connected after this time are cut off."""
         if self._connections:
             await asyncio.wait(self._connections, timeout=within_s)
         for task in self._connections:
             task.cancel()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of an agent, from its greeting to its end."""
+        """Handle one connection of an agent, from its greeting to its end."""
         host = str((writer.get_extra_info("peername") or ("",))[0])
         if self._greeting[host] >= self._share or self._greeting.total() >= _NUM_SHARES * self._share:
             writer.transport.abort()
@@ -89,14 +89,14 @@ class AgentPort:
         except (OSError, TimeoutError) as error:
             why = str(error) or f"it said nothing for {TIMEOUT_S:g} s"
             _log.warning("an agent at %s was not admitted: %s", host, why)
-        except asyncio.CancelledError:  # By `ended`; asyncio would report it as an error of its server.
+        except asyncio.CancelledError:  # It comes from `ended`; asyncio would report it as an error of its server.
             pass
         finally:
             writer.close()
             self._connections.discard(task)
 
     async def _admits(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, epoch: int) -> bool:
-        """Wait until agents are admitted, as long as one waits for that, then for a right greeting.
+        """Wait until agents are admitted, at most for the time of a greeting, and then for a right greeting.
 
         Raises Refused, BadFrame, TimeoutError.
         """

@@ -11,25 +11,25 @@ from tilework.runtime.local_config import LocalConfig
 
 
 class BadNodes(ValueError):
-    """Nodes that cannot be had; the message names the setting, its value and the remedy."""
+    """Nodes that are not possible; the message names the setting, its value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesConfig:
-    """`num_nodes` places for nodes, each with the workers that `each` says; `sources` are paths on every node.
+    """`num_nodes` places for nodes, each with the workers that `each` configures; `sources` are paths on every node.
 
-    Devices of a model are numbered through all nodes. Without `weights_bytes` each node has what it serves from the
-    start, so a model must have a device on each: else that node would not know it.
+    Devices of a model are numbered through all nodes. Without `weights_bytes` each node has the models that it serves
+    from the start, so a model must have a device on each node: otherwise that node would not know it.
 
-    A server starts when `least_nodes` of them are taken, 0 for all; the others may be taken later.
+    A server starts when `least_nodes` of the places are taken, 0 for all; the others may be taken later.
 
-    Agents connect to `host` and `port` (0: any that is free), and must know the `token`. A node that says nothing for
+    Agents connect to `host` and `port` (0: any that is free), and must know the `token`. A node that sends nothing for
     `silence_s` is lost; it is pinged every `ping_s`. When all nodes are lost, open requests wait `absent_s` for one. A
     blob must come from another node within `fetch_s`. Each state is on `state_copies` nodes, as soon as it has been
-    copied there: with 1 the requests of a lost node go back to what others had of them.
+    copied there: with 1 the requests of a lost node go back to the states that other nodes have of them.
 
     Raises:
-        BadNodes: a value cannot be had.
+        BadNodes: a value is not possible.
     """
 
     num_nodes: int
@@ -79,10 +79,10 @@ class NodesConfig:
 
     @property
     def num_devices_each(self) -> int:
-        """The accelerators of each node: its cells."""
+        """Number of accelerators of each node: its cells."""
         return self.each.num_workers // self.each.cell_size
 
     @property
     def num_first(self) -> int:
-        """How many nodes a start waits for."""
+        """Number of nodes that a start waits for."""
         return self.least_nodes or self.num_nodes

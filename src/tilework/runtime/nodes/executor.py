@@ -70,20 +70,21 @@ class AgentStarter(Protocol):
 
 
 class NodesExecutor:
-    """An `Executor` of agents (`nodes.agent`), which connect to it. It starts when as many have as the least
-    that it needs, by default as many as there are places.
+    """An `Executor` of agents (`nodes.agent`), which connect to it.
+    It starts when the least number of agents that it needs have connected, by default as many as there are places.
 
     A node that is lost leaves its place to the next agent that connects. All nodes have the same models, hardware and
-    number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
+    number of workers. A job continues on another node from its blobs: that node fetches them from the one that has
+    them.
 
-    Each message of an agent is checked. One that cannot be loses its node, and ends its agent, which is broken.
+    Each message of an agent is checked. An impossible message loses its node, and ends its agent, which is broken.
 
-    Agents that have waited for this server bring workers that are up, and blobs, to be `inherit`ed. At the stop of a
-    durable server they wait again.
+    Agents that have waited for this server bring workers that are up, and blobs, to be `inherit`ed. When a durable
+    server stops, they wait again.
     """
 
     def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
-        """`starter` starts the agents; without one they are started by hand."""
+        """Prepare to start. `starter` starts the agents; without one they are started by hand."""
         self._config, each, self._starter = config, config.each, starter
         self._port = AgentPort(config, self._serve)
         self._num_each = config.num_devices_each
@@ -95,7 +96,7 @@ class NodesExecutor:
         self._check = NodeCheck(each=each)
         self._bad_reports = Counter[int]()
         self._first: Started | None = None
-        self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
+        self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close groups that have not been used for long.
         prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
         self._blobs = NodeBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies, prefix=prefix)
         self._departures = Departures(self._blobs)
@@ -103,16 +104,16 @@ class NodesExecutor:
         self._may_inherit = each.owner is not None
         self._has_started = self._is_stopping = False
 
-    # What it is.
+    # Properties.
 
     @property
     def port(self) -> int:
-        """Where agents connect, once it has begun to start."""
+        """Port at which agents connect, once it has begun to start."""
         return self._port.number
 
     @property
     def nodes(self) -> Mapping[int, RemoteNode]:
-        """The nodes that are there, by their place."""
+        """Current nodes, by their place."""
         return self._nodes
 
     @property
@@ -149,17 +150,17 @@ class NodesExecutor:
 
     @property
     def starts_agents(self) -> bool:
-        """Whether its agents are its own, and no node manager's."""
+        """True if it starts its agents itself, rather than a node manager."""
         return self._starter is not None
 
     @property
     def host(self) -> str:
-        """Where it listens for agents."""
+        """Host on which it listens for agents."""
         return self._config.host
 
     @property
     def address(self) -> str | None:
-        """HOST:PORT where agents connect, once it has begun to start."""
+        """HOST:PORT at which agents connect, once it has begun to start."""
         return self._port.address
 
     @property
@@ -172,7 +173,7 @@ class NodesExecutor:
 
     @property
     def node_names(self) -> Mapping[str, Group]:
-        """The accelerators of each node whose workers are up, by the name of its agent."""
+        """Accelerators of each node whose workers are up, by the name of its agent."""
         there = {node.started.name: node.node for node in self._nodes.values() if node.started is not None}
         return {name: self._numbers.all_of(place)[: self._num_each] for name, place in there.items()}
 
@@ -193,7 +194,7 @@ class NodesExecutor:
 
     @property
     def resident_bytes(self) -> Mapping[str, int]:
-        """As nodes said it last."""
+        """Memory of workers, as nodes last reported it."""
         return {
             self._name(node, worker): num_bytes
             for node in self._nodes.values()
@@ -202,7 +203,7 @@ class NodesExecutor:
 
     @property
     def readings(self) -> Mapping[str, DeviceReading]:
-        """As nodes said it last."""
+        """Readings of devices, as nodes last reported them."""
         return {
             self._name(node, worker): reading
             for node in self._nodes.values()
@@ -214,7 +215,7 @@ class NodesExecutor:
         return {place: self._bad_reports[place] for place in range(self._config.num_nodes)}
 
     def _name(self, node: RemoteNode, worker: str) -> str:
-        """What a worker of a node is called here."""
+        """Return the name of a node's worker in this executor."""
         on_node, dot, rank = worker.partition(".")
         return f"{self._numbers.of(node.node, int(on_node))}{dot}{rank}"
 
@@ -301,12 +302,12 @@ class NodesExecutor:
             self._loop.call_soon(self._end, node, reason)
 
     def _tell_silent(self) -> None:
-        """Say which nodes have said nothing for a moment."""
+        """Report which nodes have sent nothing for a moment."""
         if self._ready.done() and not self._is_stopping:
             self._listener.on_silent(tuple(sorted(one.node for one in self._nodes.values() if one.may_be_lost)))
 
     def _end(self, node: RemoteNode, reason: str, last_word: Leave | None = None) -> None:
-        """The connection to a node has ended, or does with this last word."""
+        """End the connection to a node, if it is still open with this last word."""
         node.close(reason, last_word)
         self._lose(node, reason)
 
@@ -327,13 +328,13 @@ class NodesExecutor:
         )
 
     def _on_node(self, source: ModelSource, place: int) -> ModelSource:
-        """A model with those of its devices that lie on a node, as they are called there."""
+        """Return a model with those of its devices that lie on a node, by their numbers there."""
         if source.devices is None:
             return source
         here = (one for one in source.devices if self._numbers.node(one) == place)
         return replace(source, devices=tuple(map(self._numbers.on_node, here)))
 
-    # What nodes say.
+    # Messages of nodes.
 
     def _handle(self, node: RemoteNode, address: int, message: Any, received_ns: int) -> None:
         if not self._places.is_current(node.node, node):
@@ -350,7 +351,7 @@ class NodesExecutor:
             self._on_message(node, message)
 
     def _reject(self, node: RemoteNode, error: BadMessage) -> None:
-        """What a node said cannot be: it is lost, and its agent, which may say more of that kind, is told to end."""
+        """Handle an impossible message: the node is lost, and its agent, which may send more, is told to end."""
         if self._places.is_current(node.node, node):
             self._bad_reports[node.node] += 1
             reason = f"it has said what cannot be: {error}"
@@ -394,8 +395,8 @@ class NodesExecutor:
             self._blobs.copy_to_others(report.blobs.values(), node)
 
     def _on_started(self, node: RemoteNode, started: Started) -> None:
-        """The workers of a node are up: they join, unless others are still awaited for the start."""
-        if node.leave is not None:  # It was sent away, and has not read that yet.
+        """Let a node whose workers are up join, unless others are still awaited for the start."""
+        if node.leave is not None:  # The node was sent away, and has not read that yet.
             return
         if self._models.is_outdated(node.models_version):
             self._dismiss(node, Leave(_OUTDATED))
@@ -432,13 +433,13 @@ class NodesExecutor:
             self._ready.set_result(None)
 
     def _send_away(self, node: RemoteNode, differs: str) -> None:
-        """A node is not like the others; `differs` says in what."""
+        """Send away a node that is not like the others; `differs` describes the difference."""
         reason = f"node {node.node} {differs}: all nodes of a server must be alike"
         self._fail_start(reason)
         self._dismiss(node, Leave(reason, differs=True))
 
     def _fail_start(self, reason: str) -> None:
-        """A server starts with all its nodes or not at all; one that serves goes on without the node."""
+        """Fail the start: a server starts with all its nodes or not at all. A serving one goes on without the node."""
         if self._ready.done():
             _log.error("%s", reason)
         else:
@@ -447,7 +448,7 @@ class NodesExecutor:
     def _on_fetched(self, node: RemoteNode, answer: BlobsFetched) -> None:
         missing = set(node.fetches[answer.fetch_id].blobs) - set(answer.blobs)
         origin = self._blobs.fetched(answer, node)
-        if any(map(self._blobs.nodes, missing)):  # One that was discarded meanwhile is not missed.
+        if any(map(self._blobs.nodes, missing)):  # A blob that was discarded meanwhile is not missed.
             _log.warning("node %d: %s", node.node, answer.reason)
         if origin is not None:
             self._listener.on_fetched(origin, node.node, sum(blob.num_bytes for blob in answer.blobs), answer.run_ns)
@@ -472,18 +473,18 @@ class NodesExecutor:
                     self._dismiss(node, Leave(reason))
 
     def _left(self) -> Collection[int]:
-        """The devices that are not given up; none if all accelerators are, or all CPU slots."""
+        """Return the devices that are not given up; none if all accelerators are, or all CPU slots."""
         left = {self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.left}
         kinds = range(self.num_devices), range(self.num_devices, self.num_devices + self.num_slots)
         return () if any(kind and left.isdisjoint(kind) for kind in kinds) else left
 
     def dismiss(self, place: int, reason: str) -> None:
-        """Let the node at this place leave, and its agent end: see `_dismiss`. Nothing happens if there is no node."""
+        """Let the node at this place leave, and its agent end: see `_dismiss`. Without a node nothing happens."""
         if (node := self._nodes.get(place)) is not None:
             self._dismiss(node, Leave(reason, is_final=True))
 
     def _dismiss(self, node: RemoteNode, leave: Leave) -> None:
-        """Let a node leave: it gets no further works, and goes, told that, when its states are on other nodes.
+        """Let a node leave: it gets no further works, and is told to go when its states are on other nodes.
 
         Nothing happens if it is leaving already.
         """
@@ -498,7 +499,7 @@ class NodesExecutor:
         self._listener.on_node_leaving(node.node, up, leave.reason, partial(self._departures.begin, node))
 
     def _lose(self, node: RemoteNode, reason: str) -> None:
-        """The connection to a node has ended: its devices are lost, and the states that only it had."""
+        """Handle the end of a node's connection: its devices are lost, and the states that only it had."""
         if not self._places.lose(node.node, node):
             return
         reason = reason if node.leave is None else f"it has left: {node.leave.reason}"
@@ -513,7 +514,7 @@ class NodesExecutor:
             self._fail_start(f"node {node.node} was lost: {reason}")
         elif node.leave is None:
             _log.error("node %d was lost: %s", node.node, reason)
-        elif node.started is not None:  # Why has been said.
+        elif node.started is not None:  # The reason has been logged.
             _log.warning("node %d has left", node.node)
         if node.started is not None:
             self._listener.on_node_lost(node.node, devices, gone, reason)
@@ -533,7 +534,7 @@ class NodesExecutor:
             node.send(self._numbers.on_node(device_id), outgoing)
 
     def _prepared(self, node: RemoteNode, command: Command) -> Command:
-        """A command as the node understands it. What an import needs and the node lacks it is told to fetch first."""
+        """Return a command in the node's numbers. First let the node fetch the blobs that it lacks for an import."""
         if isinstance(command, ImportState):
             self._blobs.bring([state.blob for state in command.states], node)
         return with_devices(command, self._numbers)
@@ -564,7 +565,7 @@ class NodesExecutor:
     # Blobs.
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
-        self._may_inherit = False  # A node that comes later has what nothing goes by any more.
+        self._may_inherit = False  # The blobs of a node that comes later are not used any more.
         found = set[StateBlob]()
         for node in self._nodes.values():
             if node.started is not None and node.started.blobs:
@@ -625,7 +626,7 @@ class NodesExecutor:
         self._models.remove_lora(model, name)
 
     def _difference(self, first: Started, other: Started) -> str | None:
-        """What another node has instead of what the first has; None if they are alike."""
+        """Return what another node has instead of what the first has; None if they are alike."""
         if first.num_slots != other.num_slots:
             return f"has {other.num_slots} CPU slots, not {first.num_slots}"
         return self._models.difference(other)

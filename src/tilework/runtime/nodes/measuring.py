@@ -1,4 +1,4 @@
-"""Measurements on nodes: where they are made, and what must be given back then."""
+"""Measurements on nodes: the choice of a node, and the weights to drop afterwards."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tilework.runtime.nodes.remote_node import RemoteNode
 
 
 class NodeMeasuring:
-    """Measures models on one node each: all `nodes`, which are those that are there by their place, are alike."""
+    """Measures models on one node each: all `nodes`, which are the current ones by their place, are alike."""
 
     def __init__(self, nodes: Mapping[int, RemoteNode]) -> None:
         self._nodes = nodes
-        self._used: set[RemoteNode] = set()  # They have loaded weights to measure.
+        self._used: set[RemoteNode] = set()  # Nodes that have loaded weights to measure.
 
     def run(self, asked: Measure, places: Collection[int]) -> Awaitable[tuple[CostRow, ...]]:
-        """The rows of a model, measured on the first node of these places, which serve it; it is asked at once.
+        """Return the rows of a model, measured on the first node of these places, which serve it; it is asked at once.
 
-        They raise WorkerStartFailed or CannotRun.
+        Awaiting them raises WorkerStartFailed or CannotRun.
         """
         serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
         if not serving:
@@ -32,7 +32,7 @@ class NodeMeasuring:
         return _rows(node.ask(asked, Measured))
 
     async def end(self) -> Mapping[LoadSource, float]:
-        """Drop what was loaded to measure; the speeds of the first node that has loaded something."""
+        """Drop weights loaded for measurements; returns the speeds of the first node that has loaded some."""
         used = [node for node in self._nodes.values() if node in self._used]
         self._used.clear()
         answers = await asyncio.gather(*(node.ask(EndMeasuring(), LoadSpeeds) for node in used))
@@ -40,7 +40,7 @@ class NodeMeasuring:
 
 
 async def _rows(asked: Awaitable[Measured] | None, error: str = "") -> tuple[CostRow, ...]:
-    """What a node answers; the error if none was asked."""
+    """Return the rows that a node answers; raise the error if none was asked."""
     answer = Measured((), error) if asked is None else await asked
     if answer.error:
         raise (CannotRun if answer.cannot_run else WorkerStartFailed)(answer.error)

@@ -1,4 +1,4 @@
-"""What the engine and the agent of a node tell each other, beside commands for devices and their reports.
+"""Messages between the engine and the agent of a node, beside commands for devices and their reports.
 
 Those are the messages of `core.wire`, with the number of the device on its node as their address.
 """
@@ -29,9 +29,9 @@ from tilework.cost.profile import ProfileKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Start the workers of this node: see `runtime.local_config.LocalConfig`. Either kind of sources is empty.
+    """Start the workers of this node: see `runtime.local_config.LocalConfig`. Either type of sources is empty.
 
-    Workers that were started for an equal message will do. The session is over when the server says nothing for
+    Workers that were started for an equal message are used again. The session ends when the server sends nothing for
     `silence_s`.
     """
 
@@ -50,7 +50,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """End a group of devices of this node. `group_id` is the one that its commands name."""
+    """End a group of devices of this node. `group_id` is the one in its commands."""
 
     group_id: int
     devices: Group
@@ -112,9 +112,9 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the workers: the server has ended, has no place for this node, or has no use for it as it is.
+    """End the workers: the server has ended, has no place for this node, or cannot use it as it is.
 
-    If it `is_final`, the agent ends, too. If the node `differs` from others, it is of no use until it is changed.
+    If it `is_final`, the agent ends, too. If the node `differs` from others, the server cannot use it until it changes.
     """
 
     reason: str
@@ -127,10 +127,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All workers are up; what follows says of which that is not so.
+    """All workers are up; messages that follow report exceptions.
 
-    Blobs can be fetched at `port`. `keys` are those of the models, by name. Others are `not_loaded`. `name` is what
-    this node is called, and `blobs` are the names of those that it has kept from an earlier session.
+    Blobs can be fetched at `port`. `keys` are those of the models, by name. Other models are `not_loaded`. `name` is
+    the name of this node, and `blobs` are the names of those that it has kept from an earlier session.
     """
 
     models: tuple[LoadedModel, ...]
@@ -145,7 +145,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the files of the models hold, by the names of the models: all that is known of them now.
+    """Contents of the files of the models, by the names of the models: all that is known of them now.
 
     Sent before workers are started and before the answer to `ReadModel`, and when whole files of weights were read.
     """
@@ -176,7 +176,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """See `Executor.alone` and `Executor.is_linking`; until the first one, none is alone."""
+    """See `Executor.alone` and `Executor.is_linking`; until the first such message, none is alone."""
 
     alone: tuple[Count, ...]
     is_linking: bool
@@ -184,7 +184,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class WorkersLeft:
-    """A worker was given up; these are left, none if it was the last of its kind."""
+    """A worker was given up; these remain, none if it was the last of its kind."""
 
     device_ids: tuple[Count, ...]
 
@@ -198,7 +198,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`error` says why nothing was measured: a worker was lost, or with `cannot_run` the model does not run there."""
+    """Rows, or an `error`: a worker was lost, or with `cannot_run` the model does not run there."""
 
     rows: tuple[CostRow, ...]
     error: Text = ""
@@ -214,7 +214,7 @@ class LoadSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class ModelRead:
-    """The model and its key; `error` says why there is none."""
+    """The model and its key; or `error` says why there is none."""
 
     model: LoadedModel | None = None
     key: ProfileKey | None = None
@@ -223,7 +223,7 @@ class ModelRead:
 
 @dataclass(frozen=True, slots=True)
 class LoraRead:
-    """`error` says why there is no LoRA."""
+    """The LoRA; or `error` says why there is none."""
 
     lora: Lora | None = None
     error: Text = ""
@@ -231,14 +231,14 @@ class LoraRead:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """`error` is empty if the node serves the model now."""
+    """The node serves the model now; or `error` says why it does not."""
 
     error: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What each worker process of the node has in use, and what its device says, as `Executor` has both.
+    """Memory that each worker process of the node uses, and readings of its device, as in `Executor`.
 
     It follows each `Pong`.
     """
@@ -275,7 +275,7 @@ ToNode = (
     | Ping
     | Leave
 )
-"""What concerns a node as a whole."""
+"""Messages that concern a node as a whole."""
 
 FromNode = (
     Contents
@@ -298,14 +298,14 @@ FromNode = (
 )
 
 THE_NODE = -1
-"""The address of messages that concern the node, or come from it, and from no device."""
+"""Address of messages that concern the node, or come from it, and from no device."""
 
 
 _OF_SKELETONS = (AddModel, SkeletonLeft)
-"""Of processes of one machine: to read a skeleton is to run what it says, so none comes over the network."""
+"""Messages of processes of one machine: reading a skeleton runs code in it, so none comes over the network."""
 
 
 def node_codec() -> Codec:
-    """The messages between engine and agents."""
+    """Return the codec of the messages between engine and agents."""
     every = dict.fromkeys((*get_args(ToNode), *get_args(FromNode), *get_args(Command), *get_args(Report)))
     return Codec(tuple(one for one in every if one not in _OF_SKELETONS))

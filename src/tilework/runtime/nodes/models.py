@@ -1,4 +1,4 @@
-"""What all nodes serve, and how that changes while they do."""
+"""Models that all nodes serve, and how they change meanwhile."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tilework.runtime.nodes.remote_node import Answer, RemoteNode
 
 
 class NodeModels:
-    """The models and LoRAs of all nodes; `nodes` are those that are there, by their place.
+    """The models and LoRAs of all nodes; `nodes` are the current ones, by their place.
 
-    `sources` are what a node is started with. All have the same models. A change is made on all nodes or on none; a
-    node that is lost meanwhile does not count, and one that has started meanwhile is sent away, to start again.
+    `sources` are those that a node is started with. All nodes have the same models. A change is made on all nodes or on
+    none; a node that is lost meanwhile does not count, and one that has started meanwhile is sent away, to start again.
     """
 
     def __init__(self, sources: tuple[Source, ...], nodes: Mapping[int, RemoteNode]) -> None:
         self.sources = sources
-        self._given_names: dict[str, str] = {}  # What a model was called before the first node had read it.
+        self._given_names: dict[str, str] = {}  # Name of a model before the first node had read it.
         self.keys: dict[str, ProfileKey] = {}
-        self.version = 0  # How often `sources` have changed.
+        self.version = 0  # Number of changes of `sources`.
         self.not_loaded: tuple[NotLoaded, ...] = ()
         self._infos: dict[str, ModelInfo] = {}
         self._places = tuple(range(len(sources)))  # Of the sources, among those of the start.
@@ -37,7 +37,7 @@ class NodeModels:
         self._is_changing = False
 
     def leave_out(self, node: int, not_loaded: Sequence[NotLoaded]) -> None:
-        """Serve nowhere what this node could not load, while the server starts.
+        """Leave models that this node could not load out on all nodes, while the server starts.
 
         Nodes that have these models forget them, and those that are starting must start again.
         """
@@ -55,7 +55,7 @@ class NodeModels:
         self._change(tuple(one for place, one in enumerate(self.sources) if place not in left))
 
     def take(self, first: Started) -> None:
-        """The first node is up: it says what the models are called."""
+        """Take the names of the models from the first node that is up."""
         models = [one.info for one in first.models]
         self.keys, self._infos = dict(first.keys), {info.name: info for info in models}
         self._given_names = {
@@ -70,21 +70,21 @@ class NodeModels:
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
-        """The devices of each model that not all serve, by its name, once that is known."""
+        """Devices of each model that not all serve, by its name, once that is known."""
         return {
             one.name: one.devices for one in self.sources if isinstance(one, ModelSource) and one.devices is not None
         }
 
     @property
     def to_begin(self) -> tuple[Source, ...]:
-        """The sources as a node is told them: the same before and after it is known what the models are called."""
+        """Sources for a node's start: the same before and after the models' names are known."""
         return tuple(
             replace(one, name=self._given_names.get(one.name, one.name)) if isinstance(one, ModelSource) else one
             for one in self.sources
         )
 
     def difference(self, other: Started) -> str | None:
-        """What another node has instead of what the first has; None if they are alike."""
+        """Return what another node has instead of what the first has; None if they are alike."""
         ours = {name: _whole(self.keys[name]) for name in other.keys if name in self.keys}
         if ours != {name: _whole(key) for name, key in other.keys.items()}:
             return f"has {_described(other.keys)}, not {_described(self.keys)}"
@@ -98,16 +98,16 @@ class NodeModels:
         return None
 
     def content_difference(self, node: RemoteNode) -> str | None:
-        """What files of a node are not as another node has them, as far as both have said; None if there are none.
+        """Return a file that differs between a node and another one, in words; None if all known files may be equal.
 
-        Of those models that are served; before the first node is up, of all.
+        Only files of served models are compared; before the first node is up, files of all models.
         """
         others = [one for one in self._nodes.values() if one is not node and one.leave is None]
         found = (_content_difference(node, other, self._infos or node.contents) for other in others)
         return next((one for one in found if one is not None), None)
 
     def is_outdated(self, version: int) -> bool:
-        """Whether a node that was started with the sources of this version must start again."""
+        """Return whether a node that was started with the sources of this version must start again."""
         return self._is_changing or version != self.version
 
     async def read(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
@@ -130,7 +130,7 @@ class NodeModels:
         return model
 
     def _read_difference(self, model: str) -> str:
-        """What files of a model that is not served yet differ, and on which nodes; empty if none do."""
+        """Return which file of a model that is not served yet differs, and on which nodes; empty if none does."""
         for first, second in combinations(self._nodes.values(), 2):
             if (differs := _content_difference(second, first, (model,))) is not None:
                 return f"node {second.node} {differs}; all must have the same"
@@ -165,7 +165,7 @@ class NodeModels:
         return found[0]
 
     def remove_lora(self, model: str, name: str) -> None:
-        """Let requests for a model use a LoRA no more."""
+        """Stop letting requests for a model use a LoRA."""
         self._tell(RemoveLora(model, name))
         self._change_loras(model, lambda loras: tuple(one for one in loras if one.name != name))
 
@@ -186,7 +186,7 @@ class NodeModels:
             node.tell(message)
 
     async def _ask(self, message: object, kind: type[Answer]) -> list[Answer]:
-        """The answers of all nodes but those that are lost meanwhile. Raises ModelRefused if there is none."""
+        """Return the answers of all nodes but those that are lost meanwhile. Raises ModelRefused if there is none."""
         asked = [node.ask(message, kind) for node in self._nodes.values() if node.started is not None]
         answers: list[Answer] = []
         for answer in await asyncio.gather(*asked, return_exceptions=True):
@@ -210,12 +210,12 @@ def _runs(model: LoadedModel, key: ProfileKey) -> tuple[ModelInfo, tuple[object,
 
 
 def _whole(key: ProfileKey) -> tuple[object, ...]:
-    """With the content of the model: equal keys may be of models with other weights."""
+    """Return the fields of a key, with the content of the model: equal keys may be of models with other weights."""
     return astuple(replace(key, model=key.content))
 
 
 def _content_difference(node: RemoteNode, other: RemoteNode, models: Iterable[str]) -> str | None:
-    """What files of these models a node has that are not as another one has them, as far as both have said."""
+    """Return the first file of these models that differs between two nodes, in words; None if all may be equal."""
     for name in sorted({*models} & node.contents.keys() & other.contents.keys()):
         differs = first_difference(node.contents[name], other.contents[name], f"node {other.node}")
         if differs is not None:
@@ -224,12 +224,12 @@ def _content_difference(node: RemoteNode, other: RemoteNode, models: Iterable[st
 
 
 def _plain(info: ModelInfo) -> ModelInfo:
-    """Without the LoRAs that a node has, which may have come or gone, and where the model lies there."""
+    """Return the info without the LoRAs that a node has, which may have come or gone, and the model's path there."""
     return replace(info, loras=(), path="")
 
 
 def _other_field(one: ModelInfo, other: ModelInfo) -> str | None:
-    """The first field in which models differ; None if they are alike."""
+    """Return the first field in which models differ; None if they are alike."""
     pair = _plain(one), _plain(other)
     names = (field.name for field in fields(ModelInfo))
     return next((name for name in names if getattr(pair[0], name) != getattr(pair[1], name)), None)

@@ -1,4 +1,4 @@
-"""Whether what the agent of a node says can be: each message is held against what the node is and was told."""
+"""Checks of the messages of a node's agent: each is compared with what the node is and was told."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tilework.runtime.nodes.messages import (
 from tilework.runtime.nodes.remote_node import RemoteNode
 
 OF_DEVICES = (Progress, Preview, Ended, Failed, WeightsLoaded)
-"""What devices report; a node says all else itself."""
+"""Reports of devices; all other messages come from the node itself."""
 _BEFORE_STARTED = (Contents, Started, StartFailed, Loading, Leaving, Pong)
 _WORKER = re.compile(r"(0|[1-9][0-9]{0,5})(?:\.(0|[1-9][0-9]{0,5}))?")
 _MOST_SECONDS = 1e6
@@ -43,12 +43,12 @@ _MOST_SECONDS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
-    """What the agents of a server may say. Each of its nodes has `each`."""
+    """Checks what the agents of a server may send. Each of its nodes has `each`."""
 
     each: LocalConfig
 
     def check(self, node: RemoteNode, address: int, message: Any, now_ns: int) -> None:
-        """Take a message of a node. Raises BadMessage if it cannot be."""
+        """Check a message of a node. Raises BadMessage if it is impossible."""
         if node.started is None and not isinstance(message, _BEFORE_STARTED):
             raise BadMessage(f"{type(message).__name__} before its workers have started")
         if isinstance(message, OF_DEVICES):
@@ -133,7 +133,7 @@ class NodeCheck:
                 raise BadMessage(error)
 
     def _check_worker(self, node: RemoteNode, name: str) -> None:
-        """A worker is named as `Executor.resident_bytes` does."""
+        """Check that a worker has a name of the form in `Executor.resident_bytes`."""
         matched = _WORKER.fullmatch(name)
         _demand(matched is not None, f"a worker named {name!r:.60}")
         assert matched is not None
@@ -162,7 +162,7 @@ def _check_done(node: RemoteNode, message: BlobsFetched | WeightsRead | Pong) ->
 
 
 def _check_answer(asked: object | None, answer: Any) -> None:
-    """An answer is to a question, and is one thing or an error."""
+    """Check that an answer belongs to a question, and is either a result or an error."""
     if asked is None:
         raise BadMessage(f"{type(answer).__name__}, which was not asked")
     match answer:

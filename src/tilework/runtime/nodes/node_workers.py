@@ -31,32 +31,32 @@ NodeExecutor = LocalExecutor | CellExecutor
 class NodeWorkers:
     """The workers that the latest server asked for. It is the `Listener` of their executor.
 
-    A session with a server has them from `attach` on. When it breaks off, they `wait` for the next one: they stop what
-    they run, forget all jobs, and keep their models and blobs. What they report of the old session reaches no server.
-    The next session has them if it asks for the same; otherwise, or after `wait_s` without one, they end.
+    A session with a server has them from `attach` on. When it breaks off, they `wait` for the next one: they stop their
+    works, forget all jobs, and keep their models and blobs. Their reports of the old session reach no server. The next
+    session has them if it asks for the same; otherwise, or after `wait_s` without a session, they end.
     """
 
     def __init__(self, wait_s: float = 0.0) -> None:
         self._wait_s = wait_s
         self._executor: NodeExecutor | None = None
         self._begun: Begin | None = None
-        self._models: tuple[LoadedModel, ...] | None = None  # Once all have loaded.
+        self._models: tuple[LoadedModel, ...] | None = None  # None until all have loaded.
         self._has_changed = False
         self._session: Listener | None = None
         self._on_loading: Callable[[int], None] = lambda _num_ready: None
-        self._left: Collection[int] | None = None  # Of those that were given up the rest, if any was.
+        self._left: Collection[int] | None = None  # The rest of the workers, if some were given up.
         self._awaited: dict[int, asyncio.Future[None]] = {}  # By device that is told to start over.
-        self._chore: asyncio.Task[None] | None = None  # What is done between two sessions.
+        self._chore: asyncio.Task[None] | None = None  # Task between two sessions.
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def models(self) -> tuple[LoadedModel, ...]:
-        """What they serve, once they are up."""
+        """Models that they serve, once they are up."""
         assert self._models is not None
         return self._models
 
     async def begin(self, begin: Begin, on_loading: Callable[[int], None]) -> NodeExecutor:
-        """Workers as `begin` asks for: those that wait, or new ones, of which it is said how many have loaded.
+        """Return workers as `begin` asks for: those that wait, or new ones, whose loading `on_loading` follows.
 
         Raises WorkerStartFailed, OSError.
         """
@@ -70,7 +70,7 @@ class NodeWorkers:
         return self._executor
 
     def attach(self, session: Listener) -> None:
-        """Report to this connection from now on, also what is lost already."""
+        """Report to this session from now on, also earlier losses."""
         assert self._executor is not None
         self._session = session
         up = {*self._executor.devices_up, *self._executor.slots_up}
@@ -82,11 +82,14 @@ class NodeWorkers:
             session.on_given_up(self._left)
 
     def note_change(self) -> None:
-        """The session changes what is served: the next one cannot have these workers."""
+        """Note that the session changes the models: the next session cannot have these workers."""
         self._has_changed = True
 
     def wait(self, groups: Iterable[GroupRef]) -> None:
-        """The session has broken off, with these groups. If they wait already, it never had them."""
+        """Let the workers wait, since their session, which had these groups, broke off.
+
+        If they wait already, the session never had them.
+        """
         if self._timer is not None:
             return
         was_attached, self._session = self._session is not None, None
@@ -99,7 +102,7 @@ class NodeWorkers:
         self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
 
     async def let_go(self) -> None:
-        """The server lets the node go: they end, but for those that wait and that it never had."""
+        """End the workers, since the server lets the node go; those that wait, and that it never had, go on waiting."""
         if self._timer is None:
             await self.close()
 
@@ -109,7 +112,7 @@ class NodeWorkers:
         self._begin_chore(self.end())
 
     async def end(self) -> None:
-        """End all workers, and what they keep."""
+        """End all workers, with all that they keep."""
         self._session, executor = None, self._executor
         self._executor = self._begun = self._models = self._left = None
         if executor is not None:
@@ -138,7 +141,7 @@ class NodeWorkers:
         executor, loop = self._executor, asyncio.get_running_loop()
         assert executor is not None
         await executor.end_calibration()
-        for ref in groups:  # The server may have told some of its members only.
+        for ref in groups:  # The server may have told only some of its members.
             executor.break_off(ref)
         weights = tuple({one.digest for model in self.models for one in _components(model)})
         self._awaited = {device_id: loop.create_future() for device_id in (*executor.devices_up, *executor.slots_up)}

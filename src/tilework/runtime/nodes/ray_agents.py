@@ -1,7 +1,7 @@
 """Agents that Ray starts, one per node of its cluster, and starts again when they are lost. Needs the extra `cluster`.
 
-Ray places them and tells whether a node is there. What agents and engine say to each other goes over their own
-connections: a call of an actor takes a millisecond, and there are several per run.
+Ray places them and reports whether a node is there. Messages between agents and engine go over their own connections: a
+call of an actor takes a millisecond, and there are several per run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _RayAgent:
         self._serving: asyncio.Future[None] | None = None
 
     async def serve(self, host: str, port: int, token: bytes) -> None:
-        """Be a node of the server at this address, until the actor ends or is told another one."""
+        """Be a node of the server at this address, until the actor ends or gets another address."""
         from tilework.runtime.nodes.agent import Servers, serve_node
 
         if self._serving is None:
@@ -41,7 +41,7 @@ class RayAgents:
     """Agents on nodes of the Ray cluster at `address`; "auto" is the one that Ray finds.
 
     Each takes `num_cpus` and `num_accelerators` of its node. They end at `close`, and with this process unless they
-    have a `name`: those of that name are found again, with their workers, by the next process that starts them.
+    have a `name`: agents of that name are found again, with their workers, by the next process that starts them.
     """
 
     address: str
@@ -52,20 +52,20 @@ class RayAgents:
     _group: Any = None
 
     def connect(self, host: str | None = None) -> str:
-        """Connect to the cluster, in which this machine has the address `host`, or one that Ray finds; returns that.
+        """Connect to the cluster; returns the address of this machine there, `host` or one that Ray finds.
 
         Takes seconds. Raises WorkerStartFailed.
         """
         return connect(self.address, host)
 
     def num_nodes(self) -> int:
-        """How many nodes are there."""
+        """Return the number of nodes that are there."""
         import ray
 
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
     def start(self, num_nodes: int, host: str, port: int, token: bytes) -> None:
-        """Start agents on this number of nodes for a server that listens there. Raises WorkerStartFailed."""
+        """Start agents on this number of nodes, for a server at this address. Raises WorkerStartFailed."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -89,7 +89,7 @@ class RayAgents:
             self.actors[-1].serve.remote(host, port, token)
 
     def _place(self, num_nodes: int) -> Any:
-        """The places of the agents: those of this name, if there are any."""
+        """Return the places of the agents: those of this name, if there are any."""
         from ray.util.placement_group import get_placement_group, placement_group
 
         wanted = {"CPU": self.num_cpus} | ({"GPU": self.num_accelerators} if self.num_accelerators else {})
@@ -130,5 +130,5 @@ def connect(address: str, host: str | None = None) -> str:
 
 
 def new_token() -> bytes:
-    """A token that only this server and the agents that it starts know."""
+    """Return a token that only this server and the agents that it starts know."""
     return secrets.token_hex(16).encode()

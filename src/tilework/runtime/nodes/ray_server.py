@@ -14,23 +14,24 @@ from pathlib import Path
 from typing import Any
 
 _PAUSE_S = 0.5
-_MOST_FAILED = 3  # Starts in a row that end before they serve.
-_NUM_SERVERS = 2  # The one that serves, and the one that waits for its end.
+_MOST_FAILED = 3  # Starts in a row that end before the server serves.
+_NUM_SERVERS = 2  # The server that serves, and the one that waits for its end.
 _SAID_LINES = 20
 _DEATH_SIGNAL = 1  # Of `prctl`, PR_SET_PDEATHSIG.
 
 
 class ServerKeeper:
-    """The actor. Each server is a process with the same `command`, which waits while another one serves, prints a line
-    when it serves itself, and ends with exit status 0 only when it is told to.
+    """The actor, which keeps servers running.
+    Each server is a process with the same `command`, which waits while another one serves, prints a line when it serves
+    itself, and ends with exit status 0 only when it is told to.
 
-    Ray starts the actor again, on another node if need be, when it was lost; its servers are lost with it.
+    If the actor is lost, Ray starts it again, on another node if need be; its servers are lost with it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
         self._command, self._environment, self._directory = command, environment, directory
         self._running: dict[int, asyncio.subprocess.Process] = {}
-        self._serving: int | None = None  # Which of them serves.
+        self._serving: int | None = None  # Number of the server that serves.
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._num_failed = 0
         self._is_ending = False
@@ -38,18 +39,18 @@ class ServerKeeper:
         self._ended = asyncio.gather(*(self._keep(number) for number in range(_NUM_SERVERS)))
 
     async def ready(self) -> str:
-        """The line of the first server that serves. Empty if none can be started."""
+        """Return the line of the first server that serves. Empty if none can be started."""
         either: set[asyncio.Future[Any]] = {self._ready, self._ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         return self._ready.result() if self._ready.done() else ""
 
     async def ended(self) -> str:
-        """Wait for the end; returns what the servers said if they could not start."""
+        """Wait for the end; returns the output of the servers if they could not start."""
         await asyncio.shield(self._ended)
         return "\n".join(self._said) if self._num_failed >= _MOST_FAILED else ""
 
     async def serving_pid(self) -> int | None:
-        """The process that serves, if there is one."""
+        """Return the process that serves, if there is one."""
         return None if self._serving is None else self._running[self._serving].pid
 
     async def end(self) -> None:
@@ -60,7 +61,7 @@ class ServerKeeper:
     def _begin_to_end(self) -> None:
         self._is_ending = True
         for number, process in self._running.items():
-            with suppress(ProcessLookupError):  # It has ended, and its task has not been told yet.
+            with suppress(ProcessLookupError):  # The process has ended, and its task has not been told yet.
                 process.send_signal(signal.SIGTERM if number == self._serving else signal.SIGKILL)
 
     async def _keep(self, number: int) -> None:
@@ -97,7 +98,7 @@ class ServerKeeper:
             self._begin_to_end()
 
     async def _pass_on(self, stream: asyncio.StreamReader | None) -> None:
-        """Write what a server says to the log of the actor, and keep the last of it."""
+        """Write a server's output to the log of the actor, and keep its last lines."""
         assert stream is not None
         async for line in stream:
             self._said.append(line.decode(errors="replace").rstrip())
@@ -109,7 +110,7 @@ def _end_with_parent() -> None:
 
 
 def keeper(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Any:
-    """The actor of this name: the one that there is, or a new one, which outlives this process.
+    """Return the actor of this name: the existing one, or a new one, which outlives this process.
 
     To be called when Ray is connected.
     """

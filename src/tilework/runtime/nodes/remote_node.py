@@ -34,8 +34,9 @@ class RemoteNode:
     """The node at place `node`, over a connection that has been greeted.
 
     It is pinged every `ping_s`. After a silence of a second it `may_be_lost`, and its connection is closed after one of
-    `silence_s`; a pause of this process is no silence. Times of its reports are converted to the clock of the engine,
-    with an error of at most `clock.error_ns`. What it says is held against what it was told (`check`, `NodeCheck`).
+    `silence_s`; a pause of this process does not count as silence. Times of its reports are converted to the clock of
+    the engine, with an error of at most `clock.error_ns`. Its messages are compared with what it was told (`check`,
+    `NodeCheck`).
     """
 
     def __init__(
@@ -48,25 +49,25 @@ class RemoteNode:
         num_models: int,
         on_silence: Callable[[], None],
     ) -> None:
-        """`on_silence` is called when `may_be_lost` changes."""
+        """Begin to ping. `on_silence` is called when `may_be_lost` changes."""
         self.node, self.channel, self.models_version = node, channel, models_version
-        self.num_models = num_models  # It is told to start with.
+        self.num_models = num_models  # Models that it is told to start with.
         self.clock = ClockOffset()
         self.started: Started | None = None
-        self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
+        self.up: set[int] = set()  # By their numbers on the node, as everywhere here.
         self.links = Links((), False)
         self.left: frozenset[int] = frozenset()
-        self.fetches: dict[int, FetchBlobs] = {}  # What it was told to fetch, by id.
+        self.fetches: dict[int, FetchBlobs] = {}  # Fetches that it was told to do, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
         self.resident_bytes: Mapping[str, int] = {}  # Of its workers, as `Executor.resident_bytes`.
         self.readings: Mapping[str, DeviceReading] = {}
-        self.contents: Mapping[str, ModelContent] = {}  # Of its models, by name, as far as it has said.
-        self.leave: Leave | None = None  # What it is told when it goes, if it is about to leave.
+        self.contents: Mapping[str, ModelContent] = {}  # Of its models, by name, as far as it has sent them.
+        self.leave: Leave | None = None  # The message when it goes, if it is about to leave.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
         self._checks: dict[int, ReportCheck] = {}
-        self._checks_before: dict[int, ReportCheck] = {}  # Of the workers before: what is on its way meets the next.
-        self._pings: set[int] = set()  # When those were sent that are not answered.
+        self._checks_before: dict[int, ReportCheck] = {}  # Of the former workers, for their late reports.
+        self._pings: set[int] = set()  # Times of the pings that are not answered.
         self._awaited: list[tuple[object, type, asyncio.Future[Any]]] = []
         self.is_silent = self.may_be_lost = False
         self._silent_s, self._on_silence = 0.0, on_silence
@@ -83,7 +84,7 @@ class RemoteNode:
 
     @property
     def origin(self) -> Origin:
-        """Where its blobs can be fetched."""
+        """Address at which its blobs can be fetched."""
         assert self.started is not None
         return Origin(self.channel.host, self.started.port, self.channel.epoch)
 
@@ -94,9 +95,10 @@ class RemoteNode:
         prepared: Callable[[Command], Command],
         is_taken: Callable[[str], bool],
     ) -> None:
-        """All its workers are up. `prepared` is called with each command just before it is sent to a device.
+        """Begin to send commands, since all its workers are up.
 
-        No worker may write a blob whose name `is_taken`.
+        `prepared` is called with each command just before it is sent to a device. No worker may write a blob whose name
+        `is_taken`.
         """
         self._is_taken = is_taken
         self.started = started
@@ -108,7 +110,7 @@ class RemoteNode:
             outbox.open()
 
     def lose(self, device_id: int) -> None:
-        """The worker of a device is lost; what waits for it is not sent to the next one."""
+        """Handle the loss of a device's worker; commands that wait for it are not sent to the next one."""
         self.up.discard(device_id)
         self._outboxes[device_id].clear()
         self._checks_before[device_id] = self._checks[device_id]
@@ -128,32 +130,33 @@ class RemoteNode:
         self.channel.send(message)
 
     def ask(self, message: object, kind: type[Answer]) -> asyncio.Future[Answer]:
-        """Send a message; the answer of this kind, which raises WorkerStartFailed if the node is lost."""
+        """Send a message; returns the answer of this kind, which raises WorkerStartFailed if the node is lost."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._awaited.append((message, kind, answer))
         self.tell(message)
         return answer
 
     def asked(self, kind: type) -> object | None:
-        """What was asked that the next message of this kind answers; None if nothing was."""
+        """Return the question that the next message of this kind answers; None if none was asked."""
         return next((message for message, its_kind, _ in self._awaited if its_kind is kind), None)
 
     def has_pinged(self, sent_ns: int) -> bool:
-        """Whether a ping was sent then that is not answered."""
+        """Return whether an unanswered ping was sent at this time."""
         return sent_ns in self._pings
 
     def check(self, device_id: int, report: Report, now_ns: int) -> None:
-        """Check what a device reports, with its times on the clock of the engine. Raises BadReport."""
+        """Check a report of a device, with its times on the clock of the engine. Raises BadReport."""
         before = self._checks_before.get(device_id)
         check = self._checks[device_id]
         if before is not None and before.knows(report) and not check.knows(report):
             check = before
         error_ns = self.clock.error_ns
-        # A machine that was suspended for less than a silence is another one by that, until it is pinged often enough.
+        # After a suspension shorter than a silence, a machine's clock is off by that time until it is pinged often
+        # enough.
         check.check(report, now_ns, None if error_ns is None else error_ns + ns_from_s(self._silence_s))
 
     def heard(self, message: Any, received_ns: int) -> None:
-        """It has said something; times are converted."""
+        """Note that it has sent a message; the message's times are converted."""
         self._note_silence(0.0)
         if isinstance(message, Ended):
             message.start_ns = self.clock.engine_ns(message.start_ns)
@@ -177,7 +180,7 @@ class RemoteNode:
         return False
 
     def close(self, reason: str, last_word: object | None = None) -> None:
-        """The node is lost. What was asked is never answered.
+        """Close the connection to a lost node. Open questions are never answered.
 
         With a `last_word` its agent has a moment to read that, and to close the connection by itself.
         """
@@ -200,13 +203,13 @@ class RemoteNode:
             self._send_ping()
             asleep_s = time.monotonic()
             await asyncio.sleep(self._ping_s)
-            # What has come while this process did not run is handled after this.
+            # Messages that came while this process did not run are handled after this.
             self._note_silence(self._silent_s + min(time.monotonic() - asleep_s, 2 * self._ping_s))
         self.is_silent = True
         self.channel.abort()
 
     def _note_silence(self, silent_s: float) -> None:
-        """It has said nothing for so long."""
+        """Note that it has sent nothing for this time."""
         self._silent_s = silent_s
         if self.may_be_lost != (silent_s >= _UNHEARD_S):
             self.may_be_lost = not self.may_be_lost
@@ -219,7 +222,7 @@ class RemoteNode:
 
 
 def with_devices(command: Command, numbers: DeviceNumbers) -> Command:
-    """The command with the devices of its group as they are called on their node."""
+    """Return the command with the devices of its group by their numbers on their node."""
     if isinstance(command, Execute) and command.group is not None:
         devices = tuple(numbers.on_node(device_id) for device_id in command.group.devices)
         return replace(command, group=GroupRef(command.group.group_id, devices))
