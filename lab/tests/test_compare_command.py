@@ -17,7 +17,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from builders import PIPELINE, Idle, table
-from tilework.cli import compare_run
 from tilework.cli import console as output
 from tilework.cli.app import app
 from tilework.cli.views import compare_plot
@@ -27,6 +26,7 @@ from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
+from tilework_lab.cli import compare_run
 from tilework_lab.compare.grid import BATCHING, POLICIES
 from tilework_lab.compare.runs import Task
 

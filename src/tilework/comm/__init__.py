@@ -1,4 +1,4 @@
-"""Owns messages between processes, how the members of a group meet, and their collectives, which need no world.
+"""Owns messages between processes, the forming of groups, and the collectives of their members, which need no world.
 
-Knows no jobs, models or policies; which groups there are, and when they end, is decided by the runtime.
+Knows no jobs, models or policies; the runtime decides which groups there are, and when they end.
 """

@@ -1,4 +1,4 @@
-"""All collectives, made of one operation: several pieces sent and received at once, point to point."""
+"""All collectives, built on one operation: several pieces sent and received at once, point to point."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from tilework.core.comm import Comm, GroupBroken
 
 PATIENCE = timedelta(hours=1)
-"""How long a member waits for another that is alive: it may be busy with other works, for minutes."""
+"""Time that a member waits for another one that is alive: it may be busy with other works for minutes."""
 
 Piece = tuple[int, Tensor]
 """A rank, and a tensor to send to it or to receive from it."""
 
 
 class ExchangeComm(ABC):
-    """core.comm.Comm, but for `exchange`, `abort` and `close`. A group of one sends nothing and copies.
+    """Implements core.comm.Comm, except for `exchange`, `abort` and `close`. A group of one copies and sends nothing.
 
-    A communicator that is shared by a whole node (NCCL) offers its subsets point-to-point messages only. For subsets
-    with a communicator of their own `NodePart` uses collectives of the backend.
+    A communicator that a whole node shares (NCCL) offers its subsets point-to-point messages only. For subsets with a
+    communicator of their own `NodePart` uses collectives of the backend.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -32,7 +32,7 @@ class ExchangeComm(ABC):
 
     @abstractmethod
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
-        """Send and receive all of these at once. None is empty; between two ranks there is at most one each way.
+        """Send and receive all of these at once. No piece is empty; between two ranks there is at most one each way.
 
         Raises GroupBroken.
         """
@@ -97,7 +97,7 @@ class ExchangeComm(ABC):
             raise GroupBroken("the group was broken off while its members met")
 
     def _exchange_filled(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-        """The pieces without empty ones, which are not sent: both ends know their length."""
+        """Exchange the pieces that are not empty; both ends know the lengths, so empty ones need not be sent."""
         sends = [(peer, ours[peer]) for peer in self._peers if ours[peer].numel()]
         receives = [(peer, theirs[peer]) for peer in reversed(self._peers) if theirs[peer].numel()]
         self.exchange(sends, receives)
@@ -121,7 +121,7 @@ class _PartComm(ExchangeComm):
         self._whole.abort()
 
     def close(self) -> None:
-        """Nothing was set up."""
+        """Do nothing: nothing was set up."""
 
     def _in_whole(self, pieces: Sequence[Piece]) -> list[Piece]:
         return [(self._ranks[rank], tensor) for rank, tensor in pieces]

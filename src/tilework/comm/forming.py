@@ -1,4 +1,4 @@
-"""The forming of a node's communicator, on a thread of its own, while the worker runs works."""
+"""Forming of a node's communicator, on its own thread, while the worker runs works."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TRY = {
 
 
 class Forming:
-    """The communicator of the workers of `node`, from now on: `tell` gets a report when it stands, or will not.
+    """The communicator of the workers of `node`, as it forms; `tell` gets a report when it is ready or has failed.
 
-    It has to within `timeout_s`.
+    It has `timeout_s` to form.
 
-    `wait` may be called by one other thread. `break_off` may come from any, at any time: neither what connects nor a
-    first message can be interrupted, so the thread is left behind, and closes what it makes if it ever ends.
+    One other thread may call `wait`. Any thread may call `break_off` at any time. Neither connecting nor a first
+    message can be interrupted, so the forming thread is abandoned; it closes what it makes if it ever ends.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Forming:
         return self._ref.devices
 
     def wait(self, is_given_up: Callable[[], bool]) -> Node:
-        """The node's communicator, once it stands. Raises GroupBroken if it will not, or is given up by the caller."""
+        """Return the node's communicator once it is ready. Raises GroupBroken if it fails or the caller gives up."""
         with self._changed:
             while not self._stands:
                 if self._failure or is_given_up():
@@ -73,7 +73,7 @@ class Forming:
             return self._node
 
     def break_off(self) -> None:
-        """End it, also when it stands."""
+        """End the communicator, even if it is ready."""
         self._end("the node was broken off")
 
     def _give_up(self) -> None:
@@ -86,7 +86,7 @@ class Forming:
             self._tell(NodeFormed(self._ref.group_id, 0, reason))
 
     def _end(self, reason: str) -> bool:
-        """Returns whether it had not ended before."""
+        """Return whether it had not ended before."""
         with self._changed:
             is_first = not self._failure
             self._failure = self._failure or reason
@@ -98,7 +98,7 @@ class Forming:
         return is_first
 
     def _cancel_limit(self) -> None:
-        """It would keep this alive, and what has connected."""
+        """Cancel the timer, which would keep alive this object and its connections."""
         limit, self._limit = self._limit, None
         if limit is not None:
             limit.cancel()
@@ -108,7 +108,7 @@ class Forming:
         try:
             self._await_all()
             self._connect()
-        except Exception as error:  # Whatever a back end raises: the others wait for the reason.
+        except Exception as error:  # A back end may raise anything, and the other threads wait for the reason.
             self._fail(f"{self._doing}: {_said(error)}")
             return
         with self._changed:
@@ -149,7 +149,7 @@ class Forming:
 
 
 def _said(error: Exception) -> str:
-    """What an error says, without the stack that torch appends, and what NCCL says of it."""
+    """Return an error's text without the stack that torch appends, but with what NCCL says of it."""
     first, _, others = str(error).partition("\n")
     last = others.partition("Last error:")[2].strip().partition("\n")[0]
     return f"{first} ({last})" if last else first

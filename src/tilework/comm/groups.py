@@ -1,4 +1,4 @@
-"""A worker's groups: how they come together, are kept and end."""
+"""A worker's groups: how they form, are kept and end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LONGEST_PAUSE_S = 4e-3
 class Groups:
     """The groups that the worker of device `device_id` belongs to; `address` is that of the rendezvous.
 
-    `open`, `rest` and `close` belong to one thread, `enter` to any; `break_off` may come from any, at any time. A group
-    is kept until `close`: its members must agree on which groups exist, so the runtime decides for all of them. If each
-    member evicted groups itself, one would wait at the rendezvous for others that still have the group.
+    `open`, `rest` and `close` belong to one thread; `enter` and `break_off` may be called by any thread at any time. A
+    group is kept until `close`: its members must agree on which groups exist, so the runtime decides for all of them.
+    If each member evicted groups itself, one would wait at the rendezvous for others that still have the group.
 
-    By sockets each group connects separately; by other `collectives` it is a part of a node that was entered. Nodes
-    form beside what the worker runs, and there may be several: groups of a former one go on while the next one forms.
-    `tell` gets a report when one stands, or will not; it has `timeout_s` to form.
+    With sockets, each group connects separately; with other `collectives` it is a part of a node that was entered.
+    Nodes form while the worker runs, and there may be several: groups of an old node go on while the next one forms.
+    `tell` gets a report when a node is ready or has failed; it has `timeout_s` to form.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Groups:
         self._changed = Condition()
 
     def open(self, ref: GroupRef) -> Comm:
-        """The group's communicator. A new one is ready when every member has joined, however long that takes.
+        """Return the group's communicator. A new one is ready when every member has joined, however long that takes.
 
         Raises GroupBroken, now and on later calls, if the group was broken off, a member is lost while it connects, its
         node could not form, or the rendezvous has closed.
@@ -63,12 +63,12 @@ class Groups:
         return self._connect(ref) if ref.node_id is None else self._part_of_node(ref, ref.node_id)
 
     def rest(self) -> None:
-        """No group has calls under way, until one is opened."""
+        """Note that no group has calls under way until the next `open`."""
         with self._changed:
             self._latest = None
 
     def close(self, group_id: int) -> None:
-        """Forget the group or node, also that it was broken off. Nothing of it may be under way, or still to come."""
+        """Forget the group or node, and that it was broken off. Nothing of it may be under way or still to come."""
         with self._changed:
             comm, node = self._comms.pop(group_id, None), self._nodes.pop(group_id, None)
             was_broken = group_id in self._broken
@@ -96,7 +96,7 @@ class Groups:
             node.break_off()
 
     def break_all(self) -> None:
-        """Break off every group, also those still to be opened: the worker is to end. From any thread."""
+        """Break off every group, including those opened later, because the worker is about to end. From any thread."""
         with self._changed:
             self._ended = True
             comms, nodes = list(self._comms.values()), list(self._nodes.values())
@@ -107,9 +107,9 @@ class Groups:
             node.break_off()
 
     def enter(self, node: GroupRef) -> None:
-        """Begin to form the communicator of all workers of a node, of which groups that name it are parts.
+        """Begin to form the communicator of all workers of a node; groups that name the node are parts of it.
 
-        Every worker of the node does this, with the same `node`, which is a new one when one of them was lost.
+        Every worker of the node does this with the same `node`. After the loss of a worker `node` is a new one.
         """
         with self._changed:
             forming = Forming(
@@ -134,7 +134,7 @@ class Groups:
                 self._wait(ref.group_id, joining.advance)
                 comm = self._keep(ref, SocketComm(rank, joining.connections))
             comm.meet(COLLECTIVES[SOCKETS])
-            if comm.rank == 0:  # Others may look into their store again.
+            if comm.rank == 0:  # Other members may still look into their store.
                 self._meeting(ref.group_id).end()
         except (GroupBroken, FileNotFoundError) as error:
             self.break_off(ref.group_id)
@@ -142,7 +142,7 @@ class Groups:
         return comm
 
     def _wait(self, group_id: int, is_done: Callable[[], bool]) -> None:
-        """Look until it is done. Raises GroupBroken if the group is broken off."""
+        """Poll `is_done` until it returns True. Raises GroupBroken if the group is broken off."""
         pause_s = _LEAST_PAUSE_S
         while not is_done():
             with self._changed:
@@ -159,7 +159,7 @@ class Groups:
         return self._keep(ref, NodePart(node, ref.devices.index(self._device_id), ranks))
 
     def _keep(self, ref: GroupRef, comm: ExchangeComm) -> ExchangeComm:
-        """From here on `break_off` finds it; one that came before is caught up with."""
+        """Keep a communicator where `break_off` finds it; abort it if `break_off` came earlier."""
         with self._changed:
             self._comms[ref.group_id] = comm
         if self._ended or ref.group_id in self._broken:

@@ -1,4 +1,4 @@
-"""How one member of a group gets connected to the others, by Unix sockets in the rendezvous."""
+"""Connection of one member of a group to the others, by Unix sockets in the rendezvous."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _RANK_BYTES = 2
 
 
 class Joining:
-    """Listens at `directory`/member-RANK, connects to the ranks before this one, and accepts those behind it.
+    """Listens at `directory`/member-RANK, connects to lower ranks, and accepts higher ones.
 
-    Nothing here waits: a listening socket takes a connection before its owner accepts it. Call `advance` until it is
-    True, as long as you like; then `connections` has a connected socket for each other rank. Leaving the context with
-    an error closes them. Only who may write to the directory can join.
+    Nothing here blocks: a listening socket takes a connection before its owner accepts it. Call `advance` until it
+    returns True, for as long as you like; then `connections` has a connected socket for each other rank. If the context
+    ends with an error, they are closed. Only processes that may write to the directory can join.
     """
 
     def __init__(self, directory: Path, rank: int, size: int) -> None:
         self.connections: dict[int, socket.socket] = {}
         self._rank, self._size = rank, size
-        self._unknown: list[socket.socket] = []  # Accepted; they have not said yet which rank they are.
+        self._unknown: list[socket.socket] = []  # Accepted, but of unknown rank.
         directory.mkdir(exist_ok=True)
-        # Addresses are at most 107 bytes long; by its descriptor, the directory may be anywhere.
+        # Addresses are at most 107 bytes long. A path by the descriptor fits wherever the directory is.
         self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
         self._listener.bind(self._address(rank) + "-soon")
         self._listener.listen(size)
-        # Under its name it already listens: who finds it and is refused knows that its owner has gone.
+        # The socket listens before it gets its name, so a refused connection means that its owner has gone.
         os.rename(self._address(rank) + "-soon", self._address(rank))
 
     def __enter__(self) -> Joining:
@@ -44,7 +44,7 @@ class Joining:
             connection.close()
 
     def advance(self) -> bool:
-        """Make the connections that are possible now. Whether all are made.
+        """Make the connections that are possible now. Return whether all are made.
 
         Raises:
             GroupBroken: a member came and has gone.

@@ -1,4 +1,4 @@
-"""The communicators that a node can have: NCCL on GPUs, and gloo, which rehearses it on CPUs."""
+"""The communicators that a node can have: NCCL on GPUs, and gloo, which replaces it in tests on CPUs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from tilework.comm.exchange import PATIENCE, Piece
 from tilework.comm.node import Link
 
 _WHOLE: Mapping[str, Any] = {}
-_CONNECT = timedelta(seconds=60)  # How long gloo waits for a member that never connects.
-_ANY_BYTE = 255  # A float of such bytes is not a number.
+_CONNECT = timedelta(seconds=60)  # Time that gloo waits for a member that never connects.
+_ANY_BYTE = 255  # A float of such bytes is NaN.
 
 
 class NcclLink:
-    """NCCL by torch. Messages go only inside of a group of operations: outside of one torch would make a communicator
-    for each pair of ranks.
+    """NCCL by torch, which sends messages only inside a group of operations.
 
-    The thread that makes one gets a stream of its own: on the device's usual one its first messages would wait for the
-    run of another thread. So it is made on a thread that does nothing else.
+    Outside of one, torch would make a communicator for each pair of ranks.
 
-    That a peer is lost is for the runtime to say, which sees its process end. Where NCCL reports it, too, torch would
-    end the process of each survivor; it is told not to.
+    The thread that makes a link gets its own stream: on the device's default one the first messages would wait for the
+    run of another thread. So a link is made on a thread that does nothing else.
 
-    It has been run on no host with several GPUs yet.
+    The runtime reports lost peers, because it sees their processes end. Where NCCL reports one, too, torch would end
+    the process of each survivor; it is configured not to.
+
+    It has not been run on a host with several GPUs yet.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device_id: int, split: Mapping[str, Any] = _WHOLE) -> None:
@@ -39,7 +40,7 @@ class NcclLink:
 
         self._store, self._rank = store, rank
         self._device = torch.device("cuda", device_id)
-        # Each thread has a current card of its own: on the first one this process would take memory for nothing.
+        # Each thread has its own current device: on the default one this process would waste memory.
         torch.cuda.set_device(device_id)
         if not split:
             torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
@@ -67,7 +68,7 @@ class NcclLink:
         self._backend._allgather_base(output, source).wait()
 
     def split(self, parts: Sequence[Sequence[int]]) -> NcclLink | None:
-        """By ncclCommSplit, which all ranks of the node call together."""
+        """Split by ncclCommSplit, which all ranks of the node call together."""
         mine = _own_part(parts, self._rank)
         if mine is None:
             self._backend.perform_nocolor_split(self._device)
@@ -81,10 +82,10 @@ class NcclLink:
 
 
 class GlooLink:
-    """gloo as a stand-in for NCCL where there is no GPU: a lost peer is not seen, and a call that is aborted returns.
+    """gloo as a stand-in for NCCL where there is no GPU: a lost peer goes unnoticed, and an aborted call returns.
 
-    What it was to receive is set to bytes of 255 then, so that results made of it are seen to be wrong. `SocketComm` is
-    better for CPUs in every way; this one is for tests and rehearsals of what is done with a node's communicator.
+    An aborted call fills its outputs with bytes of 255, so that results computed from them are recognisably wrong.
+    `SocketComm` is better for CPUs in every way; this link is for tests of the code that uses a node's communicator.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device_id: int) -> None:
@@ -121,7 +122,7 @@ class GlooLink:
 
     def _call(self, begin: Callable[[], Sequence[Any]], outputs: Sequence[Tensor]) -> None:
         done: Future[None] = Future()
-        # The thread of a call that is aborted waits on: gloo wakes it when a connection breaks, or never.
+        # The thread of an aborted call waits on: gloo wakes it when a connection breaks, or never.
         Thread(target=_transfer, args=(begin, done), name="gloo", daemon=True).start()
         wait((done, self._aborted), return_when=FIRST_COMPLETED)
         if not done.done():
@@ -133,7 +134,7 @@ def _transfer(begin: Callable[[], Sequence[Any]], done: Future[None]) -> None:
     try:
         for work in begin():
             work.wait()
-    except RuntimeError:  # A peer is lost, which NCCL would not say.
+    except RuntimeError:  # A peer is lost; NCCL would not report it.
         return
     done.set_result(None)
 
@@ -147,13 +148,13 @@ def _own_part(parts: Sequence[Sequence[int]], rank: int) -> Sequence[int] | None
 
 
 def _store_of(store: Store, part: Sequence[int]) -> Store:
-    """Where the members of a part exchange addresses."""
+    """Return a store in which the members of a part exchange addresses."""
     whole: Store = PrefixStore("part-" + "-".join(map(str, part)), store)
     return whole
 
 
 LINKS: Mapping[str, Callable[[Store, int, int, int], Link]] = {"nccl": NcclLink, "gloo": GlooLink}
-"""By the names of `core.comm.COLLECTIVES`: makes the link of a rank, of how many, on the device of this number.
+"""Makers of links, by the names of `core.comm.COLLECTIVES`, given a store, a rank, the number of ranks and a device id.
 
-All ranks must call it at the same time. Raises RuntimeError.
+All ranks must call the maker at the same time. Raises RuntimeError.
 """

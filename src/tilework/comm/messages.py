@@ -1,10 +1,10 @@
 """Messages between two processes over a Unix socket without a name: pickles, with large buffers beside them.
 
 A message is the number of buffers and the length of the pickle, the lengths of the buffers, the pickle, the buffers.
-Buffers are those that objects hand out when they are pickled (pickle protocol 5). They are neither copied where they
-are sent, nor where they arrive: they are read into the memory that the object then has.
+Buffers are those that objects provide when they are pickled (pickle protocol 5). Neither the sender nor the receiver
+copies them: they are read into the memory that the received object then uses.
 
-Reading a pickle runs what it says. So nothing else in Tilework reads one, and no pickle lies where a path leads: both
+Reading a pickle runs code that it names. So nothing else in Tilework reads pickles, and no path leads to one: both
 ends of such a socket, or of the memory of `to_bytes`, are processes that one of them has started.
 """
 
@@ -26,7 +26,7 @@ _CHUNK = 1 << 16
 
 
 def encode_message(message: object) -> list[Buffer]:
-    """The message as pieces, to be sent one behind the other."""
+    """Return the message as pieces, to be sent one after another."""
     handed_out: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(message, protocol=5, buffer_callback=handed_out.append)
     buffers = [one.raw() for one in handed_out]
@@ -35,17 +35,17 @@ def encode_message(message: object) -> list[Buffer]:
 
 
 def to_bytes(content: object) -> bytes:
-    """What `from_bytes` reads: to be part of a message, or in memory without a name. Raises if it is no data."""
+    """Pickle `content` for `from_bytes`, to put in a message or in memory without a name. Raises if that fails."""
     return pickle.dumps(content)
 
 
 def from_bytes(content: bytes | memoryview) -> Any:
-    """The object of `to_bytes`, which a process of this server has called."""
+    """Return the object of `to_bytes`, which a process of this server has called."""
     return pickle.loads(content)
 
 
 def send_message(connection: socket.socket, message: object) -> None:
-    """Send a message over a socket that waits for room. Raises OSError, among others BrokenPipeError."""
+    """Send a message over a blocking socket. Raises OSError, among others BrokenPipeError."""
     pieces = encode_message(message)
     num_sent = connection.sendmsg(pieces)
     for piece in pieces:
@@ -55,7 +55,7 @@ def send_message(connection: socket.socket, message: object) -> None:
 
 
 def receive_messages(connection: socket.socket) -> Iterator[Any]:
-    """The messages that come over a socket that waits for them, until its other end is closed."""
+    """Yield the messages that arrive over a blocking socket, until its other end is closed."""
     reader = MessageReader()
     while num_bytes := _receive(connection, reader.room()):
         yield from reader.received(num_bytes)
@@ -69,26 +69,26 @@ def _receive(connection: socket.socket, room: memoryview) -> int:
 
 
 class MessageReader:
-    """Puts messages together from what a socket gives, without I/O: receive into `room()`, then call `received`.
+    """Puts messages together from the bytes of a socket, without I/O: receive into `room()`, then call `received`.
 
-    Long pieces are received where they stay. Short ones share a chunk of memory, so that one call of the system gets
-    several messages.
+    Long pieces are received where they stay. Short ones share a chunk of memory, so that one system call gets several
+    messages.
     """
 
     def __init__(self) -> None:
         self._chunk = memoryview(bytearray(_CHUNK))
-        self._start = self._end = 0  # What the chunk holds.
+        self._start = self._end = 0  # The filled part of the chunk.
         self._long: memoryview | None = None
-        self._filled = 0  # Of the long piece.
+        self._filled = 0  # Bytes of the long piece.
         self._message = _read_message()
         self._wanted = next(self._message)
 
     def room(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the memory for the next bytes; never empty."""
         return self._chunk[self._end :] if self._long is None else self._long[self._filled :]
 
     def received(self, num_bytes: int) -> list[Any]:
-        """The messages that are complete with the next `num_bytes`, which lie in `room()`."""
+        """Return the messages that are complete with the next `num_bytes`, which lie in `room()`."""
         messages: list[Any] = []
         if self._long is None:
             self._end += num_bytes
@@ -113,10 +113,10 @@ class MessageReader:
             self._wanted = next(self._message)
 
     def _make_room(self) -> None:
-        """Move the beginning of a piece to where the rest of it has room."""
+        """Move the beginning of a piece to a place where the rest fits behind it."""
         num_bytes = self._end - self._start
         if self._wanted > _CHUNK:
-            # Not a bytearray: it would be filled with zeros first, at once.
+            # Not a bytearray, which would be filled with zeros first.
             self._long, self._filled = memoryview(np.empty(self._wanted, np.uint8)), num_bytes  # type: ignore[arg-type]
             self._long[:num_bytes] = self._chunk[self._start : self._end]
             self._start = self._end = 0
@@ -126,7 +126,7 @@ class MessageReader:
 
 
 def _read_message() -> Generator[int, memoryview, Any]:
-    """Yields the length of the next piece, is sent that, and returns the message."""
+    """Yield the length of the next piece, get that piece sent, and return the message at the end."""
     num_buffers, num_bytes = _HEAD.unpack((yield _HEAD.size))
     lengths = _LENGTH.iter_unpack((yield num_buffers * _LENGTH.size))
     pickled = yield num_bytes

@@ -21,42 +21,43 @@ _Result = TypeVar("_Result")
 class Link(Protocol):
     """The communicator of a node, or of a part of it, as one of its workers has it.
 
-    It may be asynchronous. Then its calls return when their messages are queued on the device's current stream, and one
-    that is aborted leaves its tensors undefined instead of raising an error. It need not see that a peer is lost. All
-    calls but `abort` raise RuntimeError.
+    It may be asynchronous. Then its calls return when their messages are queued on the device's current stream, and an
+    aborted call leaves its tensors undefined instead of raising an error. It need not notice that a peer is lost. All
+    calls but `abort` may raise RuntimeError.
     """
 
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
-        """Send and receive all of these at once, by ranks of the link; only those call it that are named."""
+        """Send and receive all of these at once, by ranks of the link; only the ranks that are named call it."""
 
     def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
-        """As `core.comm.Comm.all_to_all`, of all ranks."""
+        """Do `core.comm.Comm.all_to_all` among all ranks."""
 
     def all_gather(self, output: Tensor, source: Tensor) -> None:
-        """As `core.comm.Comm.all_gather`, of all ranks."""
+        """Do `core.comm.Comm.all_gather` among all ranks."""
 
     def split(self, parts: Sequence[Sequence[int]]) -> Link | None:
-        """The link of the one of these parts that this rank is in, by ranks; None if it is in none.
+        """Return the link of the part (a list of ranks) that contains this rank; None if no part does.
 
         All ranks make the same call at the same time, each rank is in one part at most, and each part has its ranks in
         order.
         """
 
     def abort(self) -> None:
-        """End what is under way; nothing follows. Called once, from any thread."""
+        """End the calls that are under way; none may follow. Called once, from any thread."""
 
 
 class Node:
     """One communicator of all workers of a node. Every worker constructs its link at the same time.
 
-    Any subset of the workers can talk, and only its members call (GF-DiT: 778 ms to 60 us): point to point, which takes
-    two calls and two more for each other member. Those subsets that `split` was called with have links of their own,
-    on which an exchange is one call. All of it can only be aborted as a whole: what is broken off breaks every group of
-    the node, and a new node, with a new id, must follow.
+    Any subset of the workers can talk, and only its members call (GF-DiT: 778 ms to 60 us). They talk point to point,
+    which takes two calls and two more for each other member. The subsets that `split` was called with have links of
+    their own, on which an exchange is one call. All links can only be aborted together: breaking off one group breaks
+    every group of the node, and a new node, with a new id, must follow.
 
-    Rejected: a communicator for each group that is used, with some of them warmed (TetriServe, section 5). Here the
-    first meeting of all workers connects every pair of them, so no group has a first use that is slower. And one call
-    per exchange on the whole link, with empty messages to the others: NCCL sends these, too, and would wait for them.
+    Rejected: a communicator for each group that is used, with some of them warmed up (TetriServe, section 5). Here the
+    first meeting of all workers connects every pair of them, so no group is slower at its first use. Also rejected: one
+    call per exchange on the whole link, with empty messages to the others: NCCL sends these, too, and would wait for
+    them.
     """
 
     def __init__(self, link: Link, rank: int = 0) -> None:
@@ -68,8 +69,8 @@ class Node:
     def split(self, devices: Group, kind: str) -> None:
         """Make links for the groups that a buddy allocator prefers; `devices` are those of all ranks, in order.
 
-        Every worker does this at the same time; `kind` is that of the devices. If it fails on one of them, no worker
-        uses them: its groups talk point to point. Raises GroupBroken.
+        Every worker does this at the same time; `kind` is that of the devices. If it fails on one worker, all of them
+        leave the links unused: their groups talk point to point. Raises GroupBroken.
         """
         whole = NodePart(self, self._rank, range(len(devices)))
         parts = {tuple(range(len(devices))): self._link}
@@ -89,25 +90,25 @@ class Node:
             self._parts = parts
 
     def _made(self, link: Link) -> None:
-        """From here on `abort` ends it; one that came before is caught up with."""
+        """Keep a link for `abort`, and abort it now if `abort` came earlier."""
         with self._lock:
             self._links.append(link)
             if self.is_broken:
                 link.abort()
 
     def part(self, ranks: tuple[int, ...]) -> Link | None:
-        """The link of exactly these ranks, if there is one."""
+        """Return the link of exactly these ranks, if there is one."""
         return self._parts.get(ranks)
 
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
-        """As ExchangeComm.exchange, with ranks of the node."""
+        """Do `ExchangeComm.exchange` with ranks of the node."""
         if sends or receives:
             self.call(lambda: self._link.exchange(sends, receives))
         elif self.is_broken:
             raise GroupBroken("the node's communicator was aborted")
 
     def call(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call of one of its links. Raises GroupBroken."""
+        """Return the result of a call of one of the node's links. Raises GroupBroken."""
         if self.is_broken:
             raise GroupBroken("the node's communicator was aborted")
         try:
@@ -119,13 +120,13 @@ class Node:
     def abort(self) -> None:
         with self._lock:
             if not self.is_broken:
-                self.is_broken = True  # First: what ends by it must be known to be wrong.
+                self.is_broken = True  # Set first, so that results of the aborted calls are known to be wrong.
                 for link in self._links:
                     link.abort()
 
 
 def _blocks(devices: Group) -> Iterator[list[tuple[int, ...]]]:
-    """The ranks of aligned blocks of these devices, by width: of 2, 4, 8 ... but not all of them."""
+    """Yield the ranks of aligned blocks of these devices, by width: 2, 4, 8 ..., narrower than all of them."""
     width = 2
     while width < len(devices):
         firsts = sorted({device_id // width * width for device_id in devices})
@@ -136,7 +137,7 @@ def _blocks(devices: Group) -> Iterator[list[tuple[int, ...]]]:
 
 
 class NodePart(ExchangeComm):
-    """core.comm.Comm for the members of a group, as ranks of their node's communicator."""
+    """Implements core.comm.Comm for the members of a group, as ranks of their node's communicator."""
 
     def __init__(self, node: Node, rank: int, node_ranks: Sequence[int]) -> None:
         super().__init__(rank, len(node_ranks))
@@ -171,7 +172,7 @@ class NodePart(ExchangeComm):
         self.node.abort()
 
     def close(self) -> None:
-        """Nothing was set up."""
+        """Do nothing: nothing was set up."""
 
     def _on_node(self, pieces: Sequence[Piece]) -> list[Piece]:
         return [(self._node_ranks[rank], tensor) for rank, tensor in pieces]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 class Rendezvous:
-    """A new directory for them, in `parent`. `address` is its path; it must live as long as the workers.
+    """A new directory for members of groups, in `parent`. `address` is its path; it must live as long as the workers.
 
-    Rejected: torch's TCPStore. It forms a group in 5 to 8 ms rather than 13 to 22, but needs a process with torch,
+    Rejected: torch's TCPStore. It forms a group in 5 to 8 ms instead of 13 to 22 ms, but needs a process with torch,
     which the server is not, and a port that every user of the machine can write to.
     """
 
@@ -33,7 +33,7 @@ class Meeting:
 
     @property
     def store(self) -> str:
-        """A file for the backend to exchange addresses in."""
+        """A file in which the backend exchanges addresses."""
         return str(self.path / "store")
 
     def come(self, device_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Sends messages in their order. Those that take long to make and to send leave by a thread of their own."""
+"""Sending of messages in order. Messages that take long to make and to send leave by a separate thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _T = TypeVar("_T")
 
 
 class Sender(Generic[_T]):
-    """For one thread that goes on with other work meanwhile.
+    """Sends messages for one thread, which does other work meanwhile.
 
-    `send` writes a message at once if none waits, and else lets it wait for its turn. `send_made` leaves it to the
-    sender's own thread to make a message and to write it. That thread enters `entered` first, such as a stream of a
-    device. If that or a message fails, nothing more is written, and `failed` is called with the error, on that thread.
+    `send` writes a message at once if none waits, else queues it. `send_made` leaves both making and writing a message
+    to the sender's own thread. That thread enters `entered` first, such as a stream of a device. If that or a message
+    fails, nothing more is written, and `failed` is called with the error, on that thread.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sender(Generic[_T]):
         self._waiting.put(make)
 
     def finish(self) -> None:
-        """Wait until all messages are written. None may be left to it to make after."""
+        """Wait until all messages are written. `send_made` must not be called after this."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
@@ -63,6 +63,6 @@ class Sender(Generic[_T]):
     def _write_all(self) -> None:
         while (make := self._waiting.get()) is not None:
             self._write(make())
-            del make  # It may hold memory of a device.
+            del make  # The message may hold memory of a device.
             with self._lock:
                 self._num_waiting -= 1

@@ -1,4 +1,4 @@
-"""A group of processes of one machine that talk over Unix sockets, each with each."""
+"""Groups of processes of one machine in which every pair is connected by a Unix socket."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tilework.core.comm import GroupBroken
 
 
 class SocketComm(ExchangeComm):
-    """core.comm.Comm for CPU tensors of any type. `connections[r]` is connected to rank r; the constructor owns them.
+    """Implements core.comm.Comm for CPU tensors of any type; `connections[r]` leads to rank r, and this object owns it.
 
     A piece is the bytes of its tensor and nothing else: both ends know its length, and pieces between two ranks arrive
-    in their order. A sending returns when the kernel has taken the bytes, which may be before its receiver reads them.
+    in order. A send returns when the kernel has taken the bytes, which may be before the receiver reads them.
 
-    What is lost is seen by a broken connection: at once by those that wait for the lost member, by the others when
-    one of these, having aborted, is waited for, or by `abort`. All methods but `abort` belong to one thread.
+    A lost member is noticed by its broken connection. Members that wait for it notice at once. The others notice when
+    they wait for one of these, which has aborted by then, or at `abort`. All methods but `abort` belong to one thread.
 
     Rejected: torch's gloo backend. Neither its constructor nor a running call can be broken off: a member that was
-    killed while the group formed held the others for 10 s and more, and a sending that is being written when the
-    connection breaks is never woken (9.8 s, its time limit, in 6 of 150 kills; bench/run.py forming).
+    killed while the group formed held the others for 10 s and more, and a send that is under way when the connection
+    breaks is never woken (9.8 s, its time limit, in 6 of 150 kills; bench/run.py forming).
     """
 
     def __init__(self, rank: int, connections: Mapping[int, socket.socket]) -> None:
@@ -49,7 +49,7 @@ class SocketComm(ExchangeComm):
             raise GroupBroken("the connection to a member was lost") from error
 
     def _transfer(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
-        """Write and read until nothing is left of either; what has been done is taken off them."""
+        """Write and read until nothing is left of either; pieces are removed when they are done."""
         for rank in list(outgoing):
             self._write(rank, outgoing)
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Owns what makes a folder or a file this user's alone, and how one is opened without following a link.
+"""Owns what makes a folder or a file private to this user, and how to open one without following a link.
 
-Knows nothing of what lies there.
+Knows nothing of what is stored there.
 """

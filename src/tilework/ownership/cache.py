@@ -1,4 +1,4 @@
-"""Where a user's caches are."""
+"""The place of a user's caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Where this user's caches of Tilework are: in $XDG_CACHE_HOME, which is ~/.cache if not set.
+    """Return the directory of this user's caches of Tilework, in $XDG_CACHE_HOME, or in ~/.cache if that is not set.
 
     Raises RuntimeError if nothing says where the home of this user is.
     """

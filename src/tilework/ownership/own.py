@@ -1,4 +1,4 @@
-"""Folders and files that no other user of the machine can change, nor put in another's place."""
+"""Folders and files that no other user of the machine can change or replace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROOT = 0
 
 
 class NotOwn(Exception):
-    """A folder or file of which this user has not the say; the message names it, why, and the remedy.
+    """A folder or file that other users control; the message names it, the reason and the remedy.
 
     `is_anothers`: it belongs to another user.
     """
@@ -29,39 +29,39 @@ class NotOwn(Exception):
 
 
 def open_private_folder(path: Path) -> int:
-    """A descriptor of a folder that is this user's, of mode 0700, and no link.
+    """Return a descriptor of a folder that belongs to this user, has mode 0700 and is no link.
 
     Raises:
-        NotOwn: it is not so.
+        NotOwn: the folder is not like that.
         FileNotFoundError: there is none.
     """
     return _opened(path, os.O_RDONLY | os.O_DIRECTORY, _FOLDER)
 
 
 def open_private_file(name: str, folder: int, flags: int) -> int:
-    """A descriptor of a file in an open folder that is this user's, of mode 0600, has no other name and is no link.
+    """Return a descriptor of a file in an open folder; it belongs to this user, has mode 0600, one name and is no link.
 
     Raises:
-        NotOwn: it is not so.
+        NotOwn: the file is not like that.
         FileNotFoundError: there is none.
     """
     return _opened(Path(name), flags, _FILE, folder)
 
 
 def make_own_folder(path: Path) -> Path:
-    """Make a folder of mode 0700 if there is none; returns its path without links. Raises as `own_folder`."""
+    """Make a folder of mode 0700 if there is none; return its path without links. Raises as `own_folder`."""
     path.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     return own_folder(path)
 
 
 def own_folder(path: Path) -> Path:
-    """The path without links of a folder that is this user's, and to which no other may write; others may read it.
+    """Return the path without links of a folder of this user that no other user may write to; others may read it.
 
-    A link is followed if it is this user's or root's, since data is often put on another disk so. Links of others are
-    not, even to a folder of this user: they would choose which.
+    A link is followed if it belongs to this user or root: data is often put on another disk that way. Links of others
+    are not followed, even to a folder of this user: their owners would choose which folder.
 
     Raises:
-        NotOwn: another user has it, or may write to it.
+        NotOwn: the folder belongs to another user, or another user may write to it.
         OSError: there is none, or it cannot be made.
     """
     link = path.lstat()
@@ -76,11 +76,11 @@ def own_folder(path: Path) -> Path:
 def make_own_file(path: Path) -> None:
     """Make an empty file of mode 0600 if there is none, and a folder of mode 0700 for it.
 
-    Both must be this user's or root's, and no other may write to them: where others may, they could put another file
-    in its place, or one beside it that a database takes for its own. The file is no link.
+    Both must belong to this user or root, and no other user may write to them: else another could replace the file,
+    or put one beside it that a database takes for its own. The file must not be a link.
 
     Raises:
-        NotOwn: it is not so.
+        NotOwn: the file or the folder is not like that.
         OSError: they cannot be made or opened.
     """
     path.parent.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def make_own_file(path: Path) -> None:
 
 @contextmanager
 def closing_fd(descriptor: int) -> Iterator[int]:
-    """Close a descriptor at the end."""
+    """Close a descriptor when the context ends."""
     try:
         yield descriptor
     finally:
@@ -108,7 +108,7 @@ def closing_fd(descriptor: int) -> Iterator[int]:
 
 def _opened(path: Path, flags: int, mode: int, folder: int | None = None) -> int:
     try:
-        # Without O_NONBLOCK a pipe under this name would be waited for.
+        # Without O_NONBLOCK, opening a pipe of this name would wait for its other end.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
         if error.errno in (ELOOP, ENOTDIR, ENXIO):

@@ -1,4 +1,4 @@
-"""The patch cache of a worker: which batch has what the passes of a request have left, within a bound of memory."""
+"""The patch cache of a worker: what passes keep for the next passes of the same requests, within a memory limit."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ _MAX_LAYOUTS = 64
 
 
 class PatchCache:
-    """A `core.packing.Pack` whose batches with `reuses` keep what their next passes can use, `most_bytes` at most.
+    """A `core.packing.Pack` whose batches with `reuses` keep what their next passes can use, at most `most_bytes`.
 
-    A batch whose pictures are those of the last pass finds everything in place. Otherwise rows are copied together,
-    once: those of pictures that are in both (the common set of PatchedServe section 5.2), nothing for new ones, and
-    those of pictures that left but may come back stay in a batch of their own. What is kept goes with its `Reuse`
-    object: the expired set is that of requests which hold none any more. An error in a pass loses what was kept of its
-    pictures.
+    A batch with the same pictures as in their last pass finds everything in place. Otherwise rows are copied together
+    once: those of pictures in both batches (the common set of PatchedServe section 5.2), and nothing for new pictures.
+    Pictures that left but may return stay in a batch of their own. Kept rows live as long as their `Reuse` object: the
+    expired set is that of requests that hold none any more. An error in a pass loses what was kept of its pictures.
 
-    Nothing is evicted for others, so requests that take turns do not push each other out: blocks for which there is no
-    room are computed whole. `observe` is told what changes from pass to pass.
+    Nothing is evicted for others: requests that take turns would evict each other. Without room, blocks are computed
+    whole. `observe` gets the changes from pass to pass.
     """
 
     def __init__(self, most_bytes: int, observe: Observe | None = None) -> None:
         self._most_bytes, self._observe = most_bytes, observe
-        self._batches: WeakKeyDictionary[Reuse, KeptBatch] = WeakKeyDictionary()  # Of which it was a part last.
+        self._batches: WeakKeyDictionary[Reuse, KeptBatch] = WeakKeyDictionary()  # Last batch of each request.
 
     @property
     def num_bytes(self) -> int:
-        """The memory of what is kept."""
+        """Bytes of memory that the kept rows take."""
         return sum(batch.num_bytes for batch in self._distinct())
 
     def __call__(
@@ -66,7 +65,7 @@ class PatchCache:
         )
 
     def _taken(self, new: KeptBatch) -> KeptBatch:
-        """What is kept of the pictures of a `new` batch, which is taken out until the pass has ended."""
+        """Take out what is kept of the pictures of a `new` batch, until its pass ends."""
         sources = [self._batches.get(reuse) for key, _ in new.keys if (reuse := key()) is not None]
         known = {id(batch): batch for batch in sources if batch is not None}
         for batch in known.values():

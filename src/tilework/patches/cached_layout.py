@@ -1,4 +1,4 @@
-"""A packed batch that computes, in each block, only those patches whose input has changed since the last pass."""
+"""A packed batch that computes, in each block, only the patches whose input has changed since their last pass."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tilework.patches.layout import PatchLayout
 _NO_ROOM = "some blocks were computed whole: the memory for caches is used up"
 
 Observe = Callable[[int, Tensor, Tensor], None]
-"""Told of a block that was computed whole: its index, and by how much its input and its output have changed, (P)."""
+"""Gets each block that was computed whole: its index, and how much its input and its output have changed, (P)."""
 
 
 class CachedLayout(PatchLayout):
-    """The operators of a batch of which `kept` has what the pictures' last passes have left, in the batch's order.
+    """The operators of a batch; `kept` holds what the last passes of its pictures left, in the batch's order.
 
-    Within a block there is a set of patches that are computed. Only they go through it; operators that look beyond a
-    patch take from `kept` what they need of the others. So a block needs not be told of the cache. `reuses` are those
-    of the pictures, in the batch's order. `admit` is asked whether there is room for this number of further bytes.
+    Within a block, only a set of patches is computed. Operators that look beyond a patch take what they need of the
+    other patches from `kept`. So a block needs not know about the cache. `reuses` has one entry per picture, in the
+    batch's order. `admit` says whether there is room for this number of further bytes.
 
     Source: PatchedServe section 5.1. Unlike there, an input is compared with the one that its output was computed
     from, not with the last one, so that slow changes add up.
@@ -46,7 +46,7 @@ class CachedLayout(PatchLayout):
         finish: Callable[[], None],
     ) -> None:
         super().__init__(sizes, csp)
-        self.is_plain, self.leaves_out = False, True  # A picture of one patch is to be kept, too.
+        self.is_plain, self.leaves_out = False, True  # A picture of one patch is kept, too.
         self._kept, self._reuses, self._observe, self._admit, self._finish = kept, reuses, observe, admit, finish
         self._spans = [slice(first, end) for first, end in pairwise(csp.picture_offsets)]
         thresholds = torch.tensor([reuse.threshold for reuse in reuses], dtype=torch.float32)
@@ -111,7 +111,7 @@ class CachedLayout(PatchLayout):
         self._finish()
 
     def _computed(self, index: int, kept: KeptBlock, change: Tensor) -> list[int] | None:
-        """The patches that a block computes; None: all of them. The device is waited for once."""
+        """Return the patches that a block computes, or None for all of them. Waits for the device once."""
         predict = self._reuses[0].predict  # All requests of a pass are for one model.
         change = change if predict is None else predict(index, change)
         reused: list[bool] = (change < self._thresholds).tolist()
@@ -127,7 +127,7 @@ class CachedLayout(PatchLayout):
             reuse.use += CacheUse(num_computed, num_patches - num_computed)
 
     def _store(self, index: int, block: KeptBlock) -> list[Tensor]:
-        """Keep a block if there is room; returns its outputs."""
+        """Keep a block if there is room; return its outputs."""
         block.has = [True] * len(self._reuses)
         before = self._kept.blocks.get(index)
         if self._admit(block.num_bytes - (before.num_bytes if before else 0)):
@@ -149,7 +149,7 @@ class CachedLayout(PatchLayout):
 
     @property
     def _whole(self) -> bool:
-        """Whether all patches are computed now."""
+        """True while all patches are computed."""
         return self._block is None or self._block.some is None
 
     @property
@@ -174,7 +174,7 @@ class CachedLayout(PatchLayout):
         return operators.pooled(moments, self.csp)
 
     def _completed(self, sequence: Tensor, lengths: Mapping[str, int]) -> dict[str, Tensor]:
-        """The parts of keys or values by name, with the tokens of all patches."""
+        """Return the parts of keys or values by name, with the tokens of all patches."""
         parts = operators.parts_of(sequence, lengths)
         if IMAGE not in parts:
             return parts
@@ -188,25 +188,25 @@ class CachedLayout(PatchLayout):
         return parts | {IMAGE: self._complete(rows).transpose(0, 1).flatten(1, 2)[None]}
 
     def _keep(self, rows: Callable[[], Tensor]) -> None:
-        """Keep what others see of all patches, (P, ...), at this place of the block."""
+        """Keep what other patches see of all patches, (P, ...), for this call of an operator in the block."""
         if self._block is not None:
             self._block.sites.append(rows())
 
     def _complete(self, rows: Tensor) -> Tensor:
-        """What others see of all patches at this place of the block, by that of those computed, (K, ...)."""
+        """Return what other patches see of all patches at this call, given `rows` of the computed ones, (K, ...)."""
         assert self._block is not None
         known = self._block.next_known()
         return known.index_copy_(0, self._some.patches, rows) if len(rows) else known
 
 
 def _change(rows: Sequence[Tensor], before: Sequence[Tensor], squares: Tensor) -> Tensor:
-    """The sum of squares of the change of each patch, over that of what was before, `squares`: (P), of float32."""
+    """Return the sum of squares of each patch's change, over `squares`, that of the values before: (P), of float32."""
     return square_sums([new - old for new, old in zip(rows, before, strict=True)]) / squares
 
 
 @dataclass(slots=True, eq=False)
 class _Some:
-    """Some patches of a batch: their places, their pictures, how their queries run, and the pixels around them."""
+    """Some patches of a batch: their places, their pictures, the runs of their queries, and the pixels around them."""
 
     patches: Tensor
     owners: Tensor
@@ -215,7 +215,7 @@ class _Some:
     _frames: dict[Size, Tensor] = field(default_factory=dict)
 
     def frames_of(self, patch: Size) -> Tensor:
-        """Their `Csp.frames`."""
+        """Return the `Csp.frames` of these patches."""
         if patch not in self._frames:
             self._frames[patch] = self.csp.frames(patch).index_select(0, self.patches)
         return self._frames[patch]
@@ -234,9 +234,9 @@ class _Some:
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """The block that runs now: what its operators see of all patches, in the order in which they are called.
+    """The block that runs now: what its operators see of all patches, in the order of their calls.
 
-    With `some` patches, `known` has what the last pass has left of that; without, `sites` is what this one leaves.
+    With `some` patches, `known` holds what the last pass left; without, `sites` collects what this pass leaves.
     """
 
     some: _Some | None = None

@@ -20,10 +20,10 @@ NO_PATCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Pictures of a batch, one behind another, whose attention is one call.
+    """Consecutive pictures of a batch whose attention is one call.
 
-    `asking` and `knowing` are the first patch of each picture of the batch, and their number: of the patches that ask,
-    and of those that are asked.
+    `asking` has the first asking patch of each picture of the batch, and their number; `knowing` the same for patches
+    that give keys and values.
     """
 
     pictures: slice
@@ -31,11 +31,11 @@ class Run:
     knowing: tuple[int, ...]
 
     def asked(self, part: str) -> tuple[int, int, int]:
-        """Where the run is in a part of the queries, and of how many: patches of IMAGE, pictures of TEXT."""
+        """Return first, end and total of the run in a part of the queries, in patches for IMAGE, pictures for TEXT."""
         return self._span(self.asking) if part == IMAGE else self._texts
 
     def known(self, part: str) -> tuple[int, int, int]:
-        """The same in keys and values."""
+        """Return the same for keys and values."""
         return self._span(self.knowing) if part == IMAGE else self._texts
 
     def _span(self, offsets: tuple[int, ...]) -> tuple[int, int, int]:
@@ -48,17 +48,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Csp:
-    """The pictures of a batch as patches (P of them, all of one size), sorted so that equals lie together.
+    """The pictures of a batch as patches (P of them, all of one size), sorted so that equal sizes are adjacent.
 
-    Pictures lie by their number of patches, then by size, then as given. `order` has the given index of each picture in
-    the batch; all else is in the batch's order. `picture_offsets` has the first patch of each picture, and P;
-    `resolution_offsets` the first picture of each size, and their number; `run_offsets` the same for each number of
-    patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around it by DIRECTIONS,
-    NO_PATCH outside of the picture. `sources` has the latter's columns, with P for NO_PATCH, where an operator may keep
-    zeros; `averages` (pictures, P), of float64, takes the mean over each picture's patches.
+    Pictures are sorted by their number of patches, then by size, then by given index. `order` has the given index of
+    each picture in the batch; everything else is in the batch's order. `picture_offsets` has the first patch of each
+    picture, and P; `resolution_offsets` the first picture of each size, and the number of pictures; `run_offsets` the
+    same for each number of patches. `owners` (P) is the picture of each patch, `neighbours` (P, 8) the patches around
+    it by DIRECTIONS, NO_PATCH outside of the picture. `sources` has the columns of `neighbours`, with P for NO_PATCH,
+    where an operator may keep zeros; `averages` (pictures, P), of float64, takes the mean over each picture's patches.
 
     Source: PatchedServe section 4.1, whose request offsets are `picture_offsets`. Added: runs, since attention does
-    not care how patches lie in a picture.
+    not depend on how the patches of a picture are arranged.
     """
 
     patch: Size
@@ -76,7 +76,7 @@ class Csp:
 
     @classmethod
     def of(cls, sizes: Sequence[Size], patch: Size, device: torch.device) -> Csp:
-        """Lay out pictures of `sizes`, which `patch` divides."""
+        """Lay out pictures of `sizes`, which must be multiples of `patch`."""
         grids = [(rows // patch[0], columns // patch[1]) for rows, columns in sizes]
         order = sorted(range(len(sizes)), key=lambda index: (math.prod(grids[index]), grids[index], index))
         arranged = tuple(grids[index] for index in order)
@@ -108,9 +108,9 @@ class Csp:
         return self.num_patches == len(self.order)
 
     def runs(self, num_asking: Sequence[int] | None = None) -> list[Run]:
-        """Pictures with equal numbers of patches, of which equally many ask.
+        """Return runs of pictures that have equal numbers of patches and equal numbers of asking ones.
 
-        `num_asking` is how many patches of each picture ask, in the batch's order; None: all.
+        `num_asking` has the number of asking patches of each picture, in the batch's order; None: all ask.
         """
         knowing, bounds = self.picture_offsets, self.run_offsets
         if num_asking is None:
@@ -121,7 +121,10 @@ class Csp:
         return [Run(slice(first, end), asking, knowing) for first, end in pairwise(bounds)]
 
     def split(self, pictures: Sequence[Tensor]) -> Tensor:
-        """Pictures (C, rows, columns) in the given order, of the sizes or of these over one number; (P, C, h, w)."""
+        """Cut pictures (C, rows, columns), given in the original order, into patches (P, C, h, w).
+
+        All have the sizes of the batch, or these divided by one number.
+        """
         first = pictures[self.order[0]]
         height, width = first.shape[1] // self.grids[0][0], first.shape[2] // self.grids[0][1]
         pixels = torch.cat([pictures[index].flatten(1) for index in self.order], dim=1)
@@ -142,7 +145,7 @@ class Csp:
         return given
 
     def frames(self, patch: Size) -> Tensor:
-        """Where the pixels around each patch are in the `operators.edges` of all, one behind another.
+        """Return where the pixels around each patch are in the concatenated `operators.edges` of all.
 
         (P, 2 w + 2 h + 4) for patches of h x w: the rows above and below with their corners, then the columns.
         """
@@ -162,7 +165,7 @@ class Csp:
         return self._frames[patch]
 
     def _pixels(self, patch: Size) -> tuple[Tensor, Tensor]:
-        """Where each pixel of the patches is in the pictures one behind another, and the other way round."""
+        """Return the place of each pixel of the patches in the concatenated pictures, and the inverse."""
         if patch not in self._places:
             area = math.prod(patch)
             places = torch.cat(
@@ -180,7 +183,7 @@ class Csp:
 
 
 def _around(grid: Size, first: int) -> Tensor:
-    """The neighbours of the patches of one picture, which lie row by row from `first` on; (patches, 8)."""
+    """Return the neighbours of the patches of one picture, numbered row by row from `first` on; (patches, 8)."""
     rows, columns = grid
     numbers = torch.arange(first, first + rows * columns).view(rows, columns)
     framed = pad(numbers, (1, 1, 1, 1), value=NO_PATCH)
@@ -189,5 +192,5 @@ def _around(grid: Size, first: int) -> Tensor:
 
 
 def _offsets(sorted_keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Where each run of equal keys begins, and where the last one ends."""
+    """Return where each run of equal keys begins, and where the last one ends."""
     return tuple(accumulate((len(list(run)) for _, run in groupby(sorted_keys)), initial=0))

@@ -1,4 +1,4 @@
-"""What blocks have left of the pictures of a batch: rows of patches, which go along when a picture changes batches."""
+"""Data that blocks leave of a batch's pictures: rows of patches, which move along when a picture changes batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from tilework.core.packing import Reuse
 
 Key = tuple["ref[Reuse]", int]
-"""A picture: of which request, and which half of its guidance."""
+"""A picture: its request, and the index of its half of guidance."""
 
 
 @dataclass(slots=True, eq=False)
 class KeptBlock:
-    """What a block leaves of P patches: inputs, with their sums of `squares` (P), outputs, and `sites`.
+    """Data that a block leaves of P patches: inputs, with their sums of `squares` (P), outputs, and `sites`.
 
-    The latter are what the operators in it, in order, see of a patch from beyond: keys and values, edges, moments.
-    All have P rows. `has` says of each picture whether its rows are there; others are to be computed anew.
+    `sites` are what the operators in the block, in order, see of a patch from others: keys and values, edges, moments.
+    All have P rows. `has` says for each picture whether its rows are there; other pictures must be computed anew.
 
-    They change in place from pass to pass. Outputs are read by later blocks of a pass, too, so these copy their inputs.
+    They change in place from pass to pass. Later blocks of a pass also read the outputs, so they copy their inputs.
     """
 
     states: list[Tensor]
@@ -37,11 +37,11 @@ class KeptBlock:
         self.num_bytes = sum(rows.untyped_storage().nbytes() for rows in self._all)
 
     def copied(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of further inputs, in the memory of the present ones: memory that is new costs more than to copy."""
+        """Copy further inputs into the memory of the present ones: allocating costs more than copying."""
         return [old.copy_(new) for old, new in zip(self.states, states, strict=True)]
 
     def replace(self, patches: Tensor, states: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Put in what is new of those patches that were computed."""
+        """Write the new rows of the patches that were computed."""
         old, new = (*self.states, self.squares, *self.outputs), (*states, square_sums(states), *outputs)
         for rows, changed in zip(old, new, strict=True):
             rows.index_copy_(0, patches, changed)
@@ -52,7 +52,7 @@ class KeptBlock:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[KeptBlock | None, int, slice]]) -> KeptBlock | None:
-        """Pictures of several batches: the block in each, the picture's place there and its rows. None: none has it."""
+        """Join pictures: from each batch the block, the picture's place and its rows. Return None if none has it."""
         has = [block is not None and block.has[place] for block, place, _ in parts]
         if not any(has):
             return None
@@ -75,7 +75,7 @@ class KeptBlock:
 
 @dataclass(slots=True, eq=False)
 class KeptBatch:
-    """What the blocks have left of these pictures, by the index of each; `num_patches` are those of each picture."""
+    """Data that the blocks left of these pictures, by block index; `num_patches` has the patches of each picture."""
 
     keys: tuple[Key, ...]
     num_patches: tuple[int, ...]
@@ -86,17 +86,17 @@ class KeptBatch:
         return sum(block.num_bytes for block in self.blocks.values())
 
     def span(self, place: int) -> slice:
-        """The rows of a picture."""
+        """Return the rows of a picture."""
         ends = list(accumulate(self.num_patches, initial=0))
         return slice(ends[place], ends[place + 1])
 
     def without(self, keys: frozenset[Key]) -> list[int]:
-        """The places of pictures of requests that live, other than these."""
+        """Return the places of pictures that are not in `keys` and whose requests live."""
         return [place for place, key in enumerate(self.keys) if key not in keys and key[0]() is not None]
 
 
 def joined(sources: Sequence[tuple[KeptBatch, int]]) -> KeptBatch:
-    """A batch of pictures that lie at some place in others each. Pictures of a batch that is new have nothing."""
+    """Join pictures into one batch; each comes from some place of another. Pictures of a new batch bring nothing."""
     batch = KeptBatch(
         keys=tuple(source.keys[place] for source, place in sources),
         num_patches=tuple(source.num_patches[place] for source, place in sources),
@@ -109,7 +109,7 @@ def joined(sources: Sequence[tuple[KeptBatch, int]]) -> KeptBatch:
 
 
 def square_sums(rows: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of each patch over several tensors (P, ...): (P), of float32, and never zero."""
+    """Return the sum of squares of each patch over several tensors (P, ...): (P), of float32, and never zero."""
     sums = [torch.linalg.vector_norm(one.flatten(1), dim=1, dtype=torch.float32).square() for one in rows]
     return torch.stack(sums).sum(0).clamp_min(torch.finfo(torch.float32).tiny)
 

@@ -24,10 +24,10 @@ _UP, _LEFT, _RIGHT, _DOWN = (DIRECTIONS.index(step) for step in ((-1, 0), (0, -1
 
 
 def with_halo(patches: Tensor, csp: Csp) -> Tensor:
-    """Patches (P, C, h, w) with the pixels around them, (P, C, h + 2, w + 2); zero outside of the picture.
+    """Return patches (P, C, h, w) with the pixels around them, (P, C, h + 2, w + 2); zero outside of the picture.
 
-    The corners, which belong to the four diagonal neighbours, come with the rows of those above and below, whose own
-    sides are in place by then.
+    Corners belong to the four diagonal neighbours. They come with the rows of the patches above and below, whose own
+    sides are already in place by then.
     """
     count, channels, rows, columns = patches.shape
     wide = patches.new_empty(count + 1, channels, rows + 2, columns + 2)
@@ -42,7 +42,7 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
 
 
 def edges(patches: Tensor) -> Tensor:
-    """What others see of patches (P, C, h, w), a view (P, 2 w + 2 h + 1, C).
+    """Return what other patches see of patches (P, C, h, w), a view (P, 2 w + 2 h + 1, C).
 
     First and last row, first and last column, and a pixel of zeros for what is outside of the picture (`Csp.frames`).
     """
@@ -52,7 +52,7 @@ def edges(patches: Tensor) -> Tensor:
 
 
 def with_halo_by(patches: Tensor, of_all: Tensor, frames: Tensor) -> Tensor:
-    """`with_halo` for some patches (K, C, h, w), by the `edges` of all and the `Csp.frames` of these.
+    """Apply `with_halo` to some patches (K, C, h, w), given the `edges` of all and the `Csp.frames` of these.
 
     Rejected: a lookup for each of the eight neighbours, which takes three times as many calls; small models wait for
     calls, not for pixels.
@@ -78,7 +78,7 @@ def convolve_framed(convolution: nn.Conv2d, framed: Tensor) -> Tensor:
 
 
 def statistics(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> tuple[Tensor, Tensor]:
-    """Mean, and variance with epsilon, of each picture and group of channels: (R, G) each, of float32.
+    """Return mean, and variance with epsilon, of each picture and group of channels: (R, G) each, of float32.
 
     All patches are of one size, so a picture's moments are the means of those of its patches. These few numbers are
     averaged in float64: squares do not cancel, and TF32 cannot round them. Rejected: adding rows by index, whose order,
@@ -88,48 +88,48 @@ def statistics(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> tuple[Tensor, T
 
 
 def moments(norm: nn.GroupNorm, patches: Tensor) -> Tensor:
-    """Mean and mean square of each patch and group of channels, (P, 2 G), of float64; epsilon is in the latter."""
+    """Return mean, and mean square with epsilon, of each patch and group of channels: (P, 2 G), of float64."""
     of_patch, variance = _moments(norm, patches)
     of_patch = of_patch.double()
     return torch.cat([of_patch, torch.addcmul(variance.double(), of_patch, of_patch)], dim=1)
 
 
 def pooled(of_patches: Tensor, csp: Csp) -> tuple[Tensor, Tensor]:
-    """`statistics`, by the `moments` of all patches."""
+    """Return the `statistics`, given the `moments` of all patches."""
     mean, second = (csp.averages @ of_patches).chunk(2, dim=1)
     return mean.float(), torch.addcmul(second, mean, mean, value=-1).float()
 
 
 def _moments(norm: nn.GroupNorm, patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean, and variance with epsilon, of each patch and group of channels: (P, G) each."""
+    """Return mean, and variance with epsilon, of each patch and group of channels: (P, G) each."""
     kernels = kernels_for(patches)
     if kernels is not None:
         mean, variance = kernels.moments(patches, norm.num_groups, norm.eps)
         return mean, variance
     count, channels = patches.shape[:2]
     pixels = math.prod(patches.shape[2:])
-    # It gives the statistics and a result that is thrown away, and yet takes a tenth of `var_mean` on CPUs.
+    # This also gives a result that is thrown away, and yet takes a tenth of the time of `var_mean` on CPUs.
     _, mean, scale = torch.native_group_norm(
         patches.float().contiguous(), None, None, count, channels, pixels, norm.num_groups, norm.eps
     )
-    return mean, scale.double().pow(-2)  # It is one over the root of variance and epsilon.
+    return mean, scale.double().pow(-2)  # `scale` is one over the root of variance plus epsilon.
 
 
 def kernels_for(patches: Tensor) -> ModuleType | None:
-    """The kernels for the device of these patches; None on CPUs, and where Triton is missing or cannot compile."""
+    """Return the kernels for the device of these patches; None on CPUs, or if Triton is missing or cannot compile."""
     return _kernels() if patches.is_cuda else None
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    """Imported on first use: Triton is optional, and so is the C compiler that it calls for its own start."""
+    """Import the kernels on first use: Triton is optional, and so is the C compiler that it calls when it starts."""
     if find_spec("triton") is None:
         return None
     from triton.runtime.driver import driver
 
     try:
         driver.active.get_current_device()
-    except Exception as error:  # Of its own, of the compiler, or of the linker.
+    except Exception as error:  # Triton's own error, the compiler's, or the linker's.
         _log.warning("Triton cannot be used, so that patches are stitched in several passes: %r", error)
         return None
     from tilework.patches import stitch_kernel
@@ -143,11 +143,11 @@ def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
 
 
 def normalise_by(norm: nn.GroupNorm, patches: Tensor, of_pictures: tuple[Tensor, Tensor], owners: Tensor) -> Tensor:
-    """The same by given `statistics`; `owners` are the pictures of these patches."""
+    """Normalise by given `statistics`; `owners` are the pictures of these patches."""
     count, channels = patches.shape[:2]
     per_channel = torch.stack(of_pictures).repeat_interleave(channels // norm.num_groups, dim=2)
     mean, variance = per_channel.index_select(1, owners).flatten(1)
-    # With given statistics, both kinds of normalisation are one; every channel of every patch is a channel of its own.
+    # With given statistics, group and batch normalisation are the same; each channel of each patch is one channel here.
     normalised = batch_norm(
         patches.reshape(1, count * channels, *patches.shape[2:]),
         mean,
@@ -186,12 +186,12 @@ def attend(
 
 
 def parts_of(sequence: Tensor, lengths: Mapping[str, int]) -> dict[str, Tensor]:
-    """The parts of a sequence of the whole batch, (1, H, L, D), by name, in this order."""
+    """Return the parts of a sequence of the whole batch, (1, H, L, D), by name, in this order."""
     return dict(zip(lengths, sequence.split_with_sizes(list(lengths.values()), dim=2), strict=True))
 
 
 def _piece(tokens: Tensor, first: int, end: int, total: int, run: Run) -> Tensor:
-    """The tokens of a run's pictures, (pictures, H, tokens, D), where `first` to `end` of `total` equal units are."""
+    """Return a run's tokens, (pictures, H, tokens, D): `first` to `end` of `total` equal units of the whole."""
     each = tokens.shape[2] // total if total else 0
     piece = tokens[0, :, first * each : end * each]
     rows = run.pictures.stop - run.pictures.start

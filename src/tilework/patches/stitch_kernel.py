@@ -1,4 +1,4 @@
-"""The kernels of `stitcher.stitch` for GPUs. They need Triton, which builds of torch for CUDA bring along."""
+"""The kernels of `stitcher.stitch` for GPUs. They need Triton, which builds of torch for CUDA include."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from tilework.patches.csp import Csp
 
 _PIXELS, _CHANNELS = 128, 8  # Of a program's tile: 1024 values.
-_VALUES = 4096  # That a program of `_moments` reads at once.
+_VALUES = 4096  # Read at once by a program of `_moments`.
 
 
 def moments(patches: Tensor, num_groups: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Mean, and variance with epsilon, of each patch and group of channels: (P, G) each, of float32."""
+    """Return mean, and variance with epsilon, of each patch and group of channels: (P, G) each, of float32."""
     count = patches.shape[0]
     mean, variance = patches.new_empty(2, count, num_groups, dtype=torch.float32)
     num_values = patches[0].numel() // num_groups
@@ -26,10 +26,10 @@ def moments(patches: Tensor, num_groups: int, epsilon: float) -> tuple[Tensor, T
 def stitch(
     patches: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, csp: Csp, *, silu: bool
 ) -> Tensor:
-    """(P, C, h, w) to (P, C, h + 2, w + 2), of the same dtype; computed in float32 and rounded once.
+    """Turn (P, C, h, w) into (P, C, h + 2, w + 2), of the same dtype; computed in float32 and rounded once.
 
-    `mean` and `variance`, which has epsilon in it, are as of `operators.statistics`, (R, G); `weight` and `bias` are of
-    each channel.
+    `mean` and `variance`, which includes epsilon, are those of `operators.statistics`, (R, G); `weight` and `bias` are
+    per channel.
     """
     count, channels, rows, columns = patches.shape
     result = patches.new_empty(count, channels, rows + 2, columns + 2)
@@ -63,7 +63,7 @@ def _add(a, b):  # type: ignore[no-untyped-def]
 # Sizes are not specialised on: a new mix must not wait for the compiler.
 @triton.jit(do_not_specialize=["num_values"])  # type: ignore[untyped-decorator]
 def _moments(patches, mean, variance, num_values, epsilon, VALUES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Of one group of channels of one patch, whose values lie together. The second reading finds them in the cache."""
+    """Compute one group of channels of one patch, which is contiguous. The second reading finds it in the cache."""
     program = tl.program_id(0).to(tl.int64)
     first = patches + program * num_values
     index = tl.arange(0, VALUES)
@@ -99,7 +99,7 @@ def _stitch(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr,  # noqa: N803
     CHANNELS: tl.constexpr,  # noqa: N803
 ):
-    """A tile of one patch of the result: some of its pixels, in some channels, which share where each pixel is from.
+    """Write a tile of one patch of the result: some pixels in some channels, which share where each pixel comes from.
 
     The tile fetches what it needs, from other patches too, so every value is written once and programs are independent.
     """

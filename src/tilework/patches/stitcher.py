@@ -1,4 +1,4 @@
-"""The patch edge stitcher: patches are normalised into the frames that the next convolution reads, in one pass on GPUs.
+"""The patch edge stitcher: it normalises patches into the frames that the next convolution reads, in one pass on GPUs.
 
 Source: PatchedServe section 4.3. There a block of threads normalises a patch and writes its edges into the frames of
 the neighbours. Here each patch fetches its frame: a few pixels are normalised twice, and all writes lie in a row.
@@ -14,11 +14,12 @@ from tilework.patches.operators import kernels_for, normalise_by, statistics, wi
 
 
 def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tensor:
-    """`normalise` patches (P, C, h, w), apply SiLU if asked for, and add the pixels around: (P, C, h + 2, w + 2).
+    """Normalise patches (P, C, h, w), apply SiLU if asked for, and add the pixels around: (P, C, h + 2, w + 2).
 
-    These are zero outside of the picture. On GPUs this is one kernel, which computes in float32 and rounds once; where
-    Triton is missing or finds no C compiler, and on CPUs, three operators of torch. Rejected for CPUs: SiLU that writes
-    into the frames, which reads once less and takes two to three times as long, since rows of patches are short.
+    Pixels outside of the picture are zero. GPUs use one kernel, which computes in float32 and rounds once. CPUs use
+    three operators of torch, and so do GPUs where Triton is missing or finds no C compiler. Rejected for CPUs: SiLU
+    that writes into the frames: it reads once less, and takes two to three times as long, since rows of patches are
+    short.
     """
     return stitch_by(norm, patches, statistics(norm, patches, csp), csp, silu=silu)
 
@@ -26,7 +27,7 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
 def stitch_by(
     norm: nn.GroupNorm, patches: Tensor, of_pictures: tuple[Tensor, Tensor], csp: Csp, *, silu: bool
 ) -> Tensor:
-    """The same by given `statistics`."""
+    """Stitch by given `statistics`."""
     kernel = kernels_for(patches)
     if kernel is not None:
         stitched: Tensor = kernel.stitch(patches, *of_pictures, norm.weight, norm.bias, csp, silu=silu)

@@ -5,6 +5,6 @@ Knows nothing of jobs, queues or processes.
 
 import logging
 
-# Libraries that quantise say at each import what they could do better, also where nothing is quantised.
+# Quantisation libraries advise at each import what they could do better, even if nothing is quantised.
 for _name in ("bitsandbytes", "diffusers.quantizers.torchao", "torch.utils._pytree", "torchao"):
     logging.getLogger(_name).setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Arguments of the stock pipelines' calls that a request may give, by name: what their values are.
+"""Arguments of the stock pipelines' calls that a request may give, by name, with their ranges.
 
-A family names those that its stock call has; `offered` keeps those that change something with a model and its sampler.
+A family lists the arguments of its stock call; `offered` keeps those that affect a model and its sampler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRIED = {"sigmas": (0.9, 0.7, 0.5, 0.3, 0.1), "timesteps": (901, 701, 501, 301,
 GENERATOR_DEVICE = "generator_device"
 TEXTS = ("prompt_2", "prompt_3", "negative_prompt_2", "negative_prompt_3")
 SKIPS = {"skip_layer_guidance_scale": 2.8, "skip_layer_guidance_start": 0.01, "skip_layer_guidance_stop": 0.2}
-"""Of Stable Diffusion 3, with the defaults of its stock call."""
+"""Arguments of Stable Diffusion 3, with the defaults of its stock call."""
 SIZES = (
     "original_size",
     "crops_coords_top_left",
@@ -57,9 +57,10 @@ ARGUMENTS: Mapping[str, Argument] = {
 
 
 def generator_device(device: str) -> Argument:
-    """Where the generator of a request draws: on the CPU by default, so that a seed is one picture on all devices.
+    """Return the argument for the device on which a request's generator draws.
 
-    Users of the stock pipeline who pass it a generator of their accelerator get its numbers by naming that.
+    The default is the CPU, so that a seed gives one image on all devices. Users who pass the stock pipeline a generator
+    of their accelerator get the same numbers by naming the accelerator.
     """
     choices = ("cpu",) if device == "cpu" else ("cpu", device)
     return Argument(name=GENERATOR_DEVICE, kind=ArgumentKind.CHOICE, choices=choices)
@@ -68,11 +69,11 @@ def generator_device(device: str) -> Argument:
 def offered(
     pipeline: Any, limits: Mapping[str, float | None], schedule: Callable[[str, tuple[float, ...]], int | None]
 ) -> tuple[Argument, ...]:
-    """The arguments of a family that change something with a loaded pipeline.
+    """Return the arguments of a family that change something with a loaded pipeline.
 
-    `limits` has the largest value of each argument that the family's stock call has: None for that of ARGUMENTS, below
-    0 if the model has no such thing. `schedule` makes a sampler with a list under a name, and returns its number of
-    steps; None if the sampler refuses or ignores the list.
+    `limits` has the largest value of each argument of the family's stock call: None for that of ARGUMENTS, below 0 if
+    the model has no such thing. `schedule` makes a sampler with a list under a name, and returns its number of steps;
+    None if the sampler refuses or ignores the list.
     """
     found: list[Argument] = []
     for name, limit in limits.items():
@@ -89,10 +90,10 @@ def offered(
 
 
 def clip_layers(pipeline: Any) -> int:
-    """The most layers of CLIP that can be skipped; below 0: none, as the stock call cannot do it.
+    """Return the largest number of CLIP layers that can be skipped; below 0 if the stock call cannot skip any.
 
-    Calls with two encoders take the last layer but one. Those with one read its `text_model`, which some versions of
-    transformers have not; they fail then.
+    Calls with two encoders take the last layer but one. Calls with one read its `text_model`; in versions of
+    transformers without that attribute they fail.
     """
     names = [name for name in ("text_encoder", "text_encoder_2") if name in pipeline.components]
     encoders: list[Any] = [one for name in names if (one := getattr(pipeline, name)) is not None]
@@ -102,20 +103,20 @@ def clip_layers(pipeline: Any) -> int:
 
 
 def control_modes(pipeline: Any) -> float | None:
-    """The last mode of a network that takes several kinds of control pictures; None if it has no number of them."""
+    """Return the last mode of a network that takes several kinds of control images; None if its modes have no count."""
     config = getattr(getattr(pipeline, "controlnet", None), "config", {})
     num_modes = config.get("num_control_type") or config.get("num_mode")
     return None if num_modes is None else float(num_modes - 1)
 
 
 def as_number(value: ArgumentValue) -> float:
-    """The value of an argument that is a number."""
+    """Return the value of an argument that is a number."""
     assert isinstance(value, int | float)
     return value
 
 
 def as_tuple(value: ArgumentValue) -> tuple[float, ...]:
-    """The value of an argument that is a list of numbers."""
+    """Return the value of an argument that is a list of numbers."""
     assert isinstance(value, tuple)
     return value
 

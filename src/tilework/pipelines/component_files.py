@@ -1,4 +1,4 @@
-"""The files of a model's components: what is missing, damaged or unsafe is found before anything is loaded.
+"""The files of a model's components. Missing, damaged or unsafe files are found before anything is loaded.
 
 Imports no torch, so that a server can refuse a model before it starts workers.
 """
@@ -31,9 +31,9 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 def check_components(directory: Path, components: Mapping[str, Any], in_files: Collection[str] = ()) -> str | None:
     """Check the folder of each component that `components` names, as `model_index.ModelIndex.components`.
 
-    Returns the `variant` of `from_pretrained` that the weights need: None, unless a component has weights in files of
-    a variant only, such as `model.fp16.safetensors`. Components `in_files` of their own may lack weights here; ""
-    stands for those of diffusers.
+    Returns the `variant` of `from_pretrained` that the weights need: None, unless a component has weights only in files
+    of a variant, such as `model.fp16.safetensors`. Components in `in_files`, which have their own files, may lack
+    weights here; "" stands for those of diffusers.
 
     Raises:
         IncompleteModel: a folder, a configuration or weights are missing or damaged.
@@ -64,14 +64,14 @@ def check_components(directory: Path, components: Mapping[str, Any], in_files: C
 
 
 def _named(components: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Names, libraries and classes of the components that are there: others are [null, null]."""
+    """Yield names, libraries and classes of the components that are there: others are [null, null]."""
     for name, value in components.items():
         if isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
             yield name, value[0], value[1]
 
 
 def _pickled(folder: Path) -> Path | None:
-    """Its first file of weights if all are pickled."""
+    """Return the first file of weights in a folder if all are pickled."""
     files = sorted(folder.glob("*"))
     if any(file.suffix == _WEIGHTS for file in files):
         return None
@@ -83,7 +83,7 @@ def _check_safe(pickled: Sequence[tuple[Path, str, str]]) -> None:
 
     Raises:
         UnsafeWeights: there are any.
-        IncompleteModel: git has left a pointer in place of one, which is not to be converted.
+        IncompleteModel: git has left a pointer in place of one, which cannot be converted.
     """
     if not pickled:
         return
@@ -96,9 +96,9 @@ def _check_safe(pickled: Sequence[tuple[Path, str, str]]) -> None:
 
 
 def _conversion(file: Path, library: str, kind: str) -> str | None:
-    """Python that writes the weights of a component as safetensors beside the pickled ones.
+    """Return Python code that writes the weights of a component as safetensors beside the pickled ones.
 
-    None if they are not named as stock pipelines name them, or if a name in the index is more than a name: the command
+    None if they are not named as stock pipelines name them, or if a name in the index is not a plain name: the command
     would run it.
     """
     variant = _variant(file)
@@ -111,7 +111,7 @@ def _conversion(file: Path, library: str, kind: str) -> str | None:
 
 
 def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str | None]:
-    """The variants of its weights, None for those without a name; empty if it has none, as a tokenizer."""
+    """Check a component; return the variants of its weights, None for files without one; empty without weights."""
     if not folder.is_dir() or not any(folder.iterdir()):
         raise IncompleteModel(
             f"{folder}: is missing or empty, but the model's index names it ({kind}); fetch the model again, or set "
@@ -139,7 +139,7 @@ def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str
 
 
 def check_is_pulled(file: Path, kind: type[ModelError] = IncompleteModel) -> None:
-    """Raise an error of this kind if git has left a pointer in place of the file. One that cannot be opened is none."""
+    """Raise an error of this kind if git has left a pointer in place of the file, unless the file cannot be opened."""
     with suppress(OSError), file.open("rb") as opened:
         if opened.read(len(_LFS)) == _LFS:
             remedy = "run `git lfs pull` in its directory"
@@ -147,12 +147,12 @@ def check_is_pulled(file: Path, kind: type[ModelError] = IncompleteModel) -> Non
 
 
 def has_variant(folder: Path, variant: str | None) -> bool:
-    """Whether a component has weights in files of this variant."""
+    """Return whether a component has weights in files of this variant."""
     return any(_variant(file) == variant for file in folder.glob(f"*{_WEIGHTS}"))
 
 
 def quantized_by(folder: Path) -> str:
-    """How the weights of a component are quantised in its files, as its configuration says; empty if they are not."""
+    """Return the method by which a component's files are quantised, according to its configuration, or ""."""
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -162,12 +162,12 @@ def quantized_by(folder: Path) -> str:
 
 
 def _variant(file: Path) -> str | None:
-    """Of `diffusion_pytorch_model.fp16.safetensors`, or a shard of it: "fp16"."""
+    """Return the variant in a file's name: "fp16" for `diffusion_pytorch_model.fp16.safetensors` or a shard of it."""
     return _SHARD.sub("", file.stem).partition(".")[2] or None
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises IncompleteModel."""
+    """Return the JSON object in a file. Raises IncompleteModel."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -16,25 +16,25 @@ from tilework.pipelines.bands.decoders import is_known
 from tilework.pipelines.clips.decoders import decoder_of
 
 TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
-_AFTER = frozenset({"safety_checker", "vocoder"})  # What is called after the loop, besides autoencoders.
+_AFTER = frozenset({"safety_checker", "vocoder"})  # Called after the loop, besides autoencoders.
 
 
 def modules_of(pipeline: Any) -> dict[str, nn.Module]:
-    """The components that have weights, by name."""
+    """Return the components that have weights, by name."""
     return {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
-    """All weights of a module, tied ones once, in the order of their names.
+    """Return all weights of a module, tied ones once, in the order of their names.
 
-    Of one that is quantised the tensors that it consists of: each lies in memory of its own, and can be replaced there.
+    A quantised weight is given as the tensors that it consists of: each has its own memory, and can be replaced there.
     """
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return [part for name in sorted(named) for part in parts_of(named[name])]
 
 
 def parts_of(weight: Tensor) -> Iterator[Tensor]:
-    """The tensors with memory of their own that a weight consists of; itself, unless it is quantised."""
+    """Yield the tensors with their own memory that a weight consists of; the weight itself, unless it is quantised."""
     if is_traceable_wrapper_subclass(weight):  # torchao.
         for name in weight.__tensor_flatten__()[0]:
             yield from parts_of(getattr(weight, name))
@@ -45,36 +45,36 @@ def parts_of(weight: Tensor) -> Iterator[Tensor]:
 
 
 def decodes_in_tiles(pipeline: Any) -> bool:
-    """Whether its autoencoder is set to cut pictures into tiles, and to blend these where they meet."""
+    """Return whether the autoencoder is set to cut images into tiles, and to blend these where they meet."""
     return bool(getattr(getattr(pipeline, "vae", None), "use_tiling", False))
 
 
 def shares_decode(pipeline: Any) -> bool:
-    """Whether several devices can share what its autoencoder decodes: bands of rows, or tiles of clips."""
+    """Return whether several devices can share a decode of the autoencoder: bands of rows, or tiles of clips."""
     vae = getattr(pipeline, "vae", None)
     return is_known(vae) and (not decodes_in_tiles(pipeline) or decoder_of(vae) is not None)
 
 
 def is_denoiser(component: Any) -> bool:
-    """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
+    """Return whether a component is a model of diffusers that depends on a time, and no autoencoder."""
     return is_denoiser_class(type(component))
 
 
 def is_denoiser_class(kind: Any) -> bool:
-    """Whether the instances of a class are denoisers."""
+    """Return whether the instances of a class are denoisers."""
     is_model = isinstance(kind, type) and issubclass(kind, ModelMixin) and not hasattr(kind, "decode")
     return is_model and not TIMES.isdisjoint(inspect.signature(kind.forward).parameters)
 
 
 def denoisers_of(pipeline: Any) -> dict[str, Any]:
-    """The denoisers of a pipeline, by the names of their components."""
+    """Return the denoisers of a pipeline, by the names of their components."""
     return {name: component for name, component in pipeline.components.items() if is_denoiser(component)}
 
 
 def blocks_of(component: nn.Module) -> Iterator[nn.Module]:
-    """Modules of a component that run one after another, each with weights that nothing else reads meanwhile.
+    """Yield modules of a component that run one after another, each with weights that nothing else reads meanwhile.
 
-    They are the members of lists of modules, and what stands beside these. An autoencoder has none: the first rank of a
+    They are the members of lists of modules, and the modules beside these. An autoencoder has none: the first rank of a
     group draws previews with it while the others do something else.
     """
     if not hasattr(component, "decode") and _has_list(component):
@@ -107,7 +107,7 @@ class ComponentGroups:
 
     @staticmethod
     def of(pipeline: Any, *, takes_pictures: bool = False) -> ComponentGroups:
-        """An autoencoder is called before the loop for a picture that a request gives."""
+        """Group a pipeline's modules. If requests give images, the autoencoder is also called before the loop."""
         modules, within = modules_of(pipeline), denoisers_of(pipeline)
         others = {name: part for name, part in modules.items() if name not in within}
         after = {name for name, part in others.items() if hasattr(part, "decode") or name in _AFTER}
@@ -115,9 +115,9 @@ class ComponentGroups:
         return ComponentGroups(tuple(before), tuple(within), tuple(sorted(after)))
 
     def named(self, stages: Sequence[StageSpec], *, previews: bool = True) -> tuple[StageSpec, ...]:
-        """The stages, with the modules in place of the components that the shipped graph names.
+        """Return the stages, with the modules in place of the components that the shipped graph names.
 
-        A stage with previews calls what draws them, too. Without `previews` there are none.
+        A stage with previews also calls the modules that draw them. Without `previews` there are none.
         """
         if not previews:
             stages = [replace(one, previews="") for one in stages]

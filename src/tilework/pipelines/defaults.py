@@ -24,9 +24,9 @@ _INTEGERS = ("steps", "height", "width", "num_frames", "max_side", "max_frames",
 class Defaults:
     """The values of fields that a request leaves open; sides in pixels.
 
-    `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request, nor `vae_tiling`: whether the
-    autoencoder works in tiles. Without `previews` requests get none, and the steps do not need the autoencoder.
-    `words` are those of prompts that the model draws, by kind; none: it does not say.
+    Requests cannot choose `max_sequence_length` (tokens of the long text encoder) or `vae_tiling` (the autoencoder
+    works in tiles). Without `previews` requests get none, and the steps do not need the autoencoder. `words` are those
+    of prompts that the model draws, by kind; empty if it does not say.
     """
 
     name: str
@@ -44,7 +44,9 @@ class Defaults:
 
 
 def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
-    """Height and width of a configuration's `sample_size`, one number or [height, width] in latents of `pixels` each.
+    """Return height and width of a configuration's `sample_size`, one number or [height, width] in latents.
+
+    A latent is `pixels` wide and high.
 
     Raises:
         UnsupportedModel: it is neither; `place` says where it stands.
@@ -56,7 +58,7 @@ def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
 
 
 def read_overrides(directory: Path) -> dict[str, Any]:
-    """The keys of the model's `tilework.json`; none if it has no such file.
+    """Return the keys of the model's `tilework.json`; none if it has no such file.
 
     Raises:
         InvalidDefaults: the file is not a JSON object, or has a key that is no field of `Defaults`.
@@ -78,18 +80,18 @@ def read_overrides(directory: Path) -> dict[str, Any]:
 
 
 def asks_for_tiles(overrides: Mapping[str, Any]) -> bool:
-    """Whether the autoencoder is to work in tiles. Raises InvalidDefaults if it is neither true nor false."""
+    """Return whether the autoencoder is to work in tiles. Raises InvalidDefaults if it is neither true nor false."""
     value = overrides.get(_TILING, False)
     _check_type(_TILING, value)
     return bool(value)
 
 
 def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int, frame_multiple: int = 1) -> Defaults:
-    """The `stock` defaults of the family with the model's own `overrides`.
+    """Return the `stock` defaults of the family with the model's own `overrides`.
 
-    `stock.max_side` and `stock.max_frames` are what the architecture can draw; an override may only lower them. Sides
-    of `stock` that the model cannot draw, which happens where its configuration names an odd size, become the next
-    smaller ones that it can. A number of frames is one more than a multiple of `frame_multiple`.
+    `stock.max_side` and `stock.max_frames` are the limits of the architecture; an override may only lower them. A side
+    of `stock` that the model cannot draw (its configuration may name an odd size) becomes the next smaller one that it
+    can. A number of frames is one more than a multiple of `frame_multiple`.
 
     Raises:
         InvalidDefaults: a value has the wrong type or lies outside its range.

@@ -15,7 +15,7 @@ def draw(
     on_step: Callable[[int], None] = lambda _steps_done: None,
     step: Callable[[StepState], None] | None = None,
 ) -> Image:
-    """The picture of a request; `on_step` is told how many steps are done. Without `step` each is made alone."""
+    """Draw the image of a request; `on_step` gets the number of steps done. Without `step` each is made alone."""
     values: dict[str, Any] = {}
     outputs: Values = {}
     num_done = 0
@@ -36,7 +36,7 @@ def draw(
 
 
 def begin_steps(family: Family, spec: Spec) -> StepState:
-    """The state before the first step of a request's first stage with steps; the stages before it are run."""
+    """Return the state before the first step of a request's first stage with steps; runs the stages before it."""
     values: dict[str, Any] = {}
     for stage in family.info.graph.stages:
         if stage.has_steps:

@@ -12,7 +12,7 @@ class InvalidSource(ModelError):
 
 
 class ModelNotFound(ModelError):
-    """There is no diffusers model at the place that the source names."""
+    """No diffusers model is at the place that the source names."""
 
 
 class IncompleteModel(ModelNotFound):
@@ -24,7 +24,7 @@ class UnsupportedModel(ModelError):
 
 
 class LibraryMissing(ModelError):
-    """What a model makes needs a package that is not installed; the message has the command."""
+    """A model needs a package for its output that is not installed; the message has the command."""
 
 
 class UnsafeWeights(ModelError):
@@ -40,6 +40,6 @@ class InvalidWorkflow(ModelError):
 
 
 class RequestRefused(Exception):
-    """A pipeline does not serve a request, on no device; the message says why."""
+    """A pipeline serves a request on no device; the message says why."""
 
     refusal = Refusal.VALUE

@@ -1,9 +1,9 @@
-"""Where diffusers' models are opened for `Parallel`. Beside `packing` and `slices` this relies on how they are built.
+"""Hooks of `Parallel` in diffusers' models. With `packing` and `slices`, this relies on the models' internals.
 
 Hooks are installed once, when a model is loaded. At degree 1 each returns at once, and the stock code runs untouched.
-What is relied on: that every attention module calls torch's `scaled_dot_product_attention` exactly once, which also
-the native backend of diffusers' dispatcher does. tests/pipelines/test_hooks.py holds diffusers to it. Which modules
-are opened is data: see `sequence`.
+They rely on one fact: every attention module calls torch's `scaled_dot_product_attention` exactly once, and so does
+the native backend of diffusers' dispatcher. tests/pipelines/test_hooks.py checks it. `sequence` lists the modules to
+hook, as data.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SharedAttention:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises RuntimeError if the module does not attend exactly once through torch: its result is wrong."""
+        """Run the module. Raises RuntimeError if it does not attend exactly once through torch: its result is wrong."""
         if not self._parallel.splits_sequence:
             return self._stock(*args, **kwargs)
         with Detour(self._attend):
@@ -69,7 +69,7 @@ class SharedAttention:
 
 
 class Detour(TorchFunctionMode):
-    """While entered, attention in this thread is that of `attend`, and is called once.
+    """Replaces the one call of attention in this thread by `attend`, while entered.
 
     Raises:
         RuntimeError: on leaving, if torch's attention was not called exactly once: the result is wrong.
@@ -117,9 +117,9 @@ class Detour(TorchFunctionMode):
 
 
 def _reshape_nothing(tensor: Tensor, *shape: Any) -> Tensor:
-    """`reshape` of a tensor without elements, on a rank without tokens, where torch cannot tell what -1 stands for.
+    """Reshape a tensor without elements, on a rank without tokens, where torch cannot infer -1.
 
-    It is what it would be if there were one token.
+    The size for -1 is what it would be for one token.
     """
     sizes = list(shape[0] if isinstance(shape[0], Sequence) else shape)
     if -1 in sizes:

@@ -1,4 +1,4 @@
-"""The identity of a model, for states; and its architecture, for measurements: what steps cost, weights do not say."""
+"""Identity of a model, for states, and its architecture, for measurements: the cost of steps, whatever the weights."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
 
 _COSTS_NOTHING = ("transformers_version", "torch_dtype", "dtype", "architectures", "name_or_path")
-"""Entries of configurations without which a model takes the same time, beside private ones and ids of tokens."""
+"""Entries of configurations that do not affect a model's time, besides private ones and ids of tokens."""
 _TEXTS = ("prompt", "negative_prompt")
 
 
 def model_identity(source: ModelSource) -> str:
-    """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is known).
+    """Return NAME@DIGEST of a directory, or ID@REVISION of a model from the hub (ID alone without a known revision).
 
     The digest covers names and contents of the files that count (`content.files`), of weights a sample: they are
-    gigabytes, and every server reads this when it starts. When and where the files were written does not matter.
-    Another adapter is named, and so are all settings that change what is computed or how fast. Of a workflow the digest
-    covers its file and pipelines, not what it imports.
+    gigabytes, and every server reads this when it starts. Time and place of the files do not matter. The identity names
+    another adapter, and all settings that change results or speed. For a workflow the digest covers its file and
+    pipelines, but not its imports.
     """
     plain, settings = _without_settings(source)
     if settings:
@@ -47,11 +47,12 @@ def model_identity(source: ModelSource) -> str:
 
 
 def architecture(source: ModelSource) -> str:
-    """CLASS@DIGEST: models of one architecture take the same time for everything, whatever their weights are.
+    """Return CLASS@DIGEST: models of one architecture take the same time for everything, whatever their weights are.
 
-    The digest covers the configurations of the components without what costs nothing, the code beside them, and how
-    often a step of the sampler runs the model; not which sampler it is, nor the words of tokenizers. Settings are named
-    as in the identity. A model without a `model_index.json`, or whose files are not known, is its own architecture.
+    The digest covers the configurations of the components without entries that do not affect time, the code beside
+    them, and how often a step of the sampler runs the model, but neither the sampler's class nor the words of
+    tokenizers. Settings are named as in the identity. A model without a `model_index.json`, or with unknown files, is
+    its own architecture.
     """
     plain, settings = _without_settings(source)
     if settings:
@@ -69,7 +70,7 @@ def architecture(source: ModelSource) -> str:
 
 
 def _architecture(directory: Path, index: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the files of a model its cost depends on."""
+    """Return the contents of a model's files that its cost depends on."""
     found: dict[str, Any] = {}
     for name, entry in index.items():
         if not isinstance(entry, list):
@@ -89,7 +90,7 @@ def _architecture(directory: Path, index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _costing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a configuration that a cost may depend on."""
+    """Return the entries of a configuration that a cost may depend on."""
     return {
         name: _costing(value) if isinstance(value, dict) else value
         for name, value in config.items()
@@ -98,13 +99,13 @@ def _costing(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What is in a file; nothing if it is not there, or no object."""
+    """Return the object in a file; empty if there is no file, or no object."""
     found = json.loads(path.read_text()) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 
 def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
-    """The source of the model itself, and in words the settings that change what is computed or how fast."""
+    """Return the source of the model itself, and in words the settings that change results or speed."""
     schemes = ", ".join(f"{name} {_scheme(scheme)}".strip() for name, scheme in source.quantize)
     words = {
         "adapter": source.adapter and f"by {source.adapter}",
@@ -122,18 +123,18 @@ def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
 
 
 def _scheme(scheme: str) -> str:
-    """A scheme, or NAME@DIGEST of a file with weights."""
+    """Return a scheme, or NAME@DIGEST of a file with weights."""
     if not is_weights_file(scheme):
         return scheme
     return f"{Path(scheme).name}@{sha256(_essence(Path(scheme)).encode()).hexdigest()[:12]}"
 
 
 def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
-    """A key of each stage, by its name: stages of two models with equal keys take the same time.
+    """Return a key of each stage, by its name: stages of two models with equal keys take the same time.
 
-    Of a pipeline it says architecture, stage and settings, and what writes the pictures that it reads: the first
-    pipeline of a workflow has the keys of the model itself. Of a function it says its file and name, and what writes
-    all that it reads.
+    The key of a pipeline's stage covers architecture, stage and settings, and the writers of the images that it reads:
+    the first pipeline of a workflow has the keys of the model itself. The key of a function covers its file and name,
+    and the writers of all that it reads.
 
     Source: OnePiece §8.3, where workflows share the stages that they have in common.
     """
@@ -161,14 +162,14 @@ def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
 
 
 def _departures(pipeline: Pipeline, is_first: bool, writers: Mapping[str, str]) -> list[str]:
-    """How the stages of a pipeline differ from those of its model: in no way, if there is nothing."""
+    """Return how the stages of a pipeline differ from those of its model; empty if they do not."""
     pictures = [f"{name} {writers.get(value, value)}" for name, value in pipeline.reads.items() if name not in _TEXTS]
     settings = [f"{name} {value!r}" for name, value in pipeline.settings.items()]
     return [*pictures, *settings, *(() if is_first else ("with its own defaults",))]
 
 
 def _workflow_identity(source: ModelSource, of_pipeline: Callable[[ModelSource], str]) -> str:
-    """NAME@DIGEST of the contents of a workflow's file and the identities, or architectures, of its pipelines."""
+    """Return NAME@DIGEST of the contents of a workflow's file and its pipelines' identities, or architectures."""
     workflow, file = read_workflow(source.path), workflow_file(source.path)
     digest = sha256(file.read_bytes())
     for one in workflow.pipelines:
@@ -193,13 +194,13 @@ def _essence(path: Path) -> str:
 
 
 def _revision(hub_id: str) -> str | None:
-    """The commit that lies in the local cache, from which the model was loaded."""
+    """Return the commit in the local cache from which the model was loaded."""
     found = _in_cache(hub_id)
     return None if found is None else found.parent.name[:12]
 
 
 def _in_cache(hub_id: str) -> Path | None:
-    """The index of a model in the local cache of the hub."""
+    """Return the index of a model in the local cache of the hub."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(hub_id, INDEX)

@@ -41,14 +41,14 @@ _WRONG_WEIGHT = "{place}: its files hold no {name} of the shape that its config.
 
 
 Place = Callable[[torch.nn.Module], object]
-"""Puts the weights of a component, which may lie in a mapped file of the host, elsewhere. It must not change them."""
+"""Puts the weights of a component elsewhere, without changing them; they may lie in a mapped file of the host."""
 
 
 def load(source: ModelSource, place: Place | None = None) -> Family:
     """Load a model onto its device, ready to draw.
 
-    `place` gets each component when it has been read, before anything of the model goes to the device: what it leaves
-    without memory takes none there. Without it those of a CPU lie in aligned memory of their own.
+    `place` gets each component when it has been read, before anything of the model goes to the device: weights that it
+    leaves without memory take none there. Without `place`, weights on a CPU lie in their own aligned memory.
 
     `source.path` is "shapes" or "shapes-motion" (the models that come with Tilework), a diffusers directory, or a hub
     id; with the index of a modular pipeline alone it is loaded as that. A directory is read without any network; a
@@ -64,7 +64,7 @@ def load(source: ModelSource, place: Place | None = None) -> Family:
 
 
 def family_of(source: ModelSource, pipeline: Any) -> Family:
-    """The family of a model around its stock pipeline, as `load_stock` gives it.
+    """Return the family of a model around its stock pipeline, as `load_stock` returns it.
 
     Raises:
         ModelError: as `load`.
@@ -88,7 +88,7 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
 
 
 def load_stock(source: ModelSource, place: Place | None = None) -> Any:
-    """The diffusers pipeline of a model on its device, with the very weights that `load` draws with.
+    """Return the diffusers pipeline of a model on its device, with the very weights that `load` draws with.
 
     Raises:
         ModelError: as `load`.
@@ -98,7 +98,7 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     if source.attention != ATTENTIONS[0]:
         check_attention(source.attention, source.dtype, f"the device {device}", kernels_on(device))
     index = _index(source)
-    _named(index.adapter)  # A mistake in it is named before anything is read.
+    _named(index.adapter)  # Reports a wrong adapter before anything is read.
     schemes = _schemes(index, source)
     place = place or (_copy_weights if device.type == "cpu" else None)
     pipeline = _stock(index, dtype, torch.device("cpu") if source.offload == "layers" else device, schemes, place)
@@ -121,7 +121,7 @@ def quiet() -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """As `quiet`, while the block runs."""
+    """Do as `quiet`, while the block runs."""
     libraries = (diffusers.utils.logging, transformers.utils.logging)
     before = [(logging.get_verbosity(), logging.is_progress_bar_enabled()) for logging in libraries]
     with warnings.catch_warnings():
@@ -136,7 +136,7 @@ def quietly() -> Iterator[None]:
 
 
 def library_versions() -> str:
-    """The versions of the libraries that compute the pixels."""
+    """Return the versions of the libraries that compute the pixels."""
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"
 
 
@@ -145,7 +145,7 @@ def _index(source: ModelSource) -> ModelIndex:
 
 
 def _named(name: str) -> Any:
-    """The class that an adapter names: a family, or a pipeline, which the family of any pipeline then serves."""
+    """Return the class that an adapter names: a family, or a pipeline, which the family of any pipeline then serves."""
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -166,7 +166,7 @@ def _dtype(source: ModelSource) -> torch.dtype:
 
 
 def device_of(source: ModelSource) -> torch.device:
-    """The device of a model in this process.
+    """Return the device of a model in this process.
 
     Raises:
         InvalidSource: there is no such device here.
@@ -177,18 +177,18 @@ def device_of(source: ModelSource) -> torch.device:
         return torch.device(source.device)
     if reason := (state := look(all_cards=False)).reason_against:
         raise InvalidSource(f"device is {source.device!r}, and {reason}; {state.remedy}")
-    # With its index: hooks of offloaded layers keep what they are told, and without one some of torch's calls fail, and
-    # others mean another card on another thread.
+    # The index is included: hooks of offloaded layers keep this device, and without an index some of torch's calls
+    # fail, and others mean another card on another thread.
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _cards(device: torch.device) -> Sequence[Card]:
-    """The card that this process uses, if it uses one."""
+    """Return the card that this process uses, if it uses one."""
     return look(all_cards=False).cards if device.type == "cuda" else ()
 
 
 def _schemes(index: ModelIndex, source: ModelSource) -> dict[str, str]:
-    """The scheme of each component that is quantised, by its name."""
+    """Return the scheme of each component that is quantised, by its name."""
     if source.quantize and (index.is_modular or index.directory is None):
         kind = "a modular pipeline" if index.is_modular else "a hub id"
         raise UnsupportedModel(
@@ -211,9 +211,9 @@ def _stock(
     schemes: Mapping[str, str],
     place: Place | None = None,
 ) -> Any:
-    """The pipeline with its weights on the device. Without `place` those on CPUs may be mapped from their files.
+    """Load the pipeline with its weights on the device. Without `place`, CPU weights may be mapped from their files.
 
-    An accelerator has a copy of its own anyway. So a worker that has one writes no weights to the host's memory.
+    An accelerator has its own copy anyway. So a worker that has one writes no weights to the host's memory.
     """
     with _explained(index.path):
         models: dict[str, torch.nn.Module] = {}
@@ -231,7 +231,7 @@ def _stock(
 
 
 def _placed(name: str, module: torch.nn.Module, place: Place | None) -> torch.nn.Module:
-    """A component as it will be used, where it is to lie, or can go from to its device.
+    """Return a component as it will be used, in its place, or ready to go to its device.
 
     Raises:
         ModelNotFound: a weight was in no file.
@@ -252,13 +252,13 @@ def _enable_tiling(pipeline: Any, path: str) -> None:
 
 
 def _has_other(pipeline: Any, name: str) -> bool:
-    """Whether another component does what an optional one would: the refiner of SDXL has its second text encoder."""
+    """Return whether another component replaces an optional one: the refiner of SDXL has its second text encoder."""
     optional = getattr(pipeline, "_optional_components", ())
     return name in optional and pipeline.components.get(f"{name}_2") is not None
 
 
 def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
-    """The stock pipeline, of whose components some are `loaded`. Those that the index leaves empty must be None."""
+    """Load the stock pipeline with some components already `loaded`. Those that the index leaves empty must be None."""
     kind = _named(index.adapter)
     if not _is_pipeline(kind) or kind is DiffusionPipeline:
         kind = _pipeline_class(index)
@@ -275,8 +275,10 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
 
 
 def _pipeline_class(index: ModelIndex) -> Any:
-    """What the index names. `DiffusionPipeline.from_pretrained` would read components again that the class calls
-    optional, such as the transformer of Wan, and leave out those that it is given.
+    """Return the class that the index names.
+
+    `DiffusionPipeline.from_pretrained` would read again components that the class calls optional, such as the
+    transformer of Wan, and ignore the given ones.
     """
     name = index.components["_class_name"]
     if not hasattr(diffusers, name):
@@ -288,7 +290,7 @@ def _pipeline_class(index: ModelIndex) -> Any:
 
 
 def load_component(source: ModelSource, name: str) -> torch.nn.Module:
-    """One component of a model, by its name, on the CPU: the very weights that `load` draws with.
+    """Load one component of a model, by its name, on the CPU: the very weights that `load` draws with.
 
     Raises:
         ModelError: as `load`.
@@ -298,13 +300,13 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
     index, dtype = _index(source), _dtype(source)
     with _explained(index.path):
         kind = _kind_of(index, name)
-        if index.directory is None or index.is_modular or kind is None:  # A file that only the whole pipeline knows.
+        if index.directory is None or index.is_modular or kind is None:  # Only the whole pipeline knows the file.
             return modules_of(_stock(index, dtype, torch.device("cpu"), {}))[name]
         return _read_one(index, name, dtype, _schemes(index, source).get(name))
 
 
 def _kind_of(index: ModelIndex, name: str) -> Any:
-    """The class of a component, of diffusers or transformers; None if it is of neither."""
+    """Return the class of a component, of diffusers or transformers; None if it is of neither."""
     match index.components.get(name):
         case ["diffusers", str(kind)]:
             return getattr(diffusers, kind, None)
@@ -316,8 +318,8 @@ def _kind_of(index: ModelIndex, name: str) -> Any:
 def _read_singly(
     index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The components of a directory that are read one after another, by name: the models of transformers, and those
-    that are quantised, of which some libraries put each on the device while they read it.
+    """Read those components of a directory that are read one after another, by name: the models of transformers, and
+    quantised ones, because some libraries put each of these on the device while they read it.
 
     Raises:
         ModelNotFound: a weight of a model of transformers is in no file, or of another shape. Loaded with the pipeline,
@@ -331,7 +333,7 @@ def _read_singly(
 
 
 def _read_one(index: ModelIndex, name: str, dtype: torch.dtype, scheme: str | None) -> torch.nn.Module:
-    """A component of a directory, whose class is one of diffusers or transformers, on the CPU unless its library
+    """Read a component of a directory, whose class is one of diffusers or transformers, onto the CPU unless its library
     quantises elsewhere.
 
     Raises:
@@ -399,7 +401,7 @@ def _require_weights(place: str, module: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def _copy_weights(module: torch.nn.Module) -> None:
-    """Copy every weight into memory of its own.
+    """Copy every weight into its own memory.
 
     Safetensors are mapped from the file, where weights lie unaligned; kernels then round differently, by 6e-7. The
     weights are not marked as frozen: convolutions in float16 on CPUs then round differently from stock, by 8e-3.

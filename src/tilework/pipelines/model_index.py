@@ -23,7 +23,7 @@ from tilework.pipelines.support.record import reason_against, served_classes
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_location
 
 SHIPPED = ("shapes", "shapes-motion")
-"""The models that come with Tilework: one draws pictures, one draws clips."""
+"""Models that come with Tilework: one draws images, one draws clips."""
 INDEX = "model_index.json"
 ADAPTERS = {
     "FluxPipeline": "tilework.pipelines.families.flux:Flux",
@@ -33,7 +33,7 @@ ADAPTERS = {
 }
 """Adapter by class name of the stock pipeline; called with (pipeline, name, overrides, library)."""
 STOCK = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
-"""The adapter of any other class; of itself it serves those of `served_classes`. Another is served if it is named."""
+"""Adapter of all other classes. By default it serves those of `served_classes`, and any other if it is named."""
 _UNSEEDED = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
 """Samplers that draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved."""
 _CHECKPOINTS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
@@ -45,7 +45,7 @@ class ModelIndex:
     """A model that can be served as far as its files show. `directory` is None for a hub id.
 
     `components` is the contents of `model_index.json`: the pipeline's class name, and (library, class) by component;
-    of a modular pipeline (`is_modular`) it is that of `modular_model_index.json` in the same form. `variant` is that of
+    for a modular pipeline (`is_modular`), that of `modular_model_index.json` in the same form. `variant` is that of
     `from_pretrained`.
     """
 
@@ -61,15 +61,15 @@ class ModelIndex:
 
     @property
     def file(self) -> str:
-        """The name of the file that it was read from."""
+        """Name of the file that it was read from."""
         return MODULAR_INDEX if self.is_modular else INDEX
 
 
 def read_model_index(path: str, adapter: str | None = None, in_files: Collection[str] = ()) -> ModelIndex:
-    """The index of a model, given as in `ModelSource.path`, if its class is supported and its files are sound.
+    """Return the index of a model, given as in `ModelSource.path`, if its class is supported and its files are sound.
 
-    An `adapter` that is named serves whatever class it can. The weights of the components `in_files` are in files of
-    their own; "" stands for those of diffusers. A model that has both indices is a classic pipeline.
+    A named `adapter` serves whatever class it can. The weights of the components `in_files` are in their own files; ""
+    stands for those of diffusers. A model that has both indices is a classic pipeline.
 
     Raises:
         ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index.
@@ -105,7 +105,7 @@ def read_model_index(path: str, adapter: str | None = None, in_files: Collection
 
 
 def read_contents(directory: Path) -> dict[str, Any]:
-    """What the index of a classic pipeline's directory says, unchecked. Raises ModelNotFound if it cannot be read."""
+    """Return the contents of a classic pipeline's index, unchecked. Raises ModelNotFound if it cannot be read."""
     return _read(str(directory), directory / INDEX)
 
 
@@ -123,13 +123,13 @@ def check_model(path: str, adapter: str | None = None, in_files: Collection[str]
 
 
 def _index_file(directory: Path) -> Path:
-    """The index of a directory: of a classic pipeline, unless there is that of a modular one alone."""
+    """Return the index of a directory: that of a classic pipeline, unless there is only that of a modular one."""
     classic, modular = directory / INDEX, directory / MODULAR_INDEX
     return modular if modular.is_file() and not classic.is_file() else classic
 
 
 def model_directory(path: str) -> Path | None:
-    """The model's directory; None if `path` is a hub id. Raises ModelNotFound if it can be neither, or is a file."""
+    """Return the model's directory; None if `path` is a hub id. Raises ModelNotFound if it is neither, or a file."""
     if path in SHIPPED:
         return shipped_directory(path)
     place = Path(path)
@@ -143,7 +143,7 @@ def model_directory(path: str) -> Path | None:
 
 
 def _file_remedy(file: Path) -> str:
-    """What kind of file it is, and what to give instead of it."""
+    """Return what kind of file it is, and what to give instead of it."""
     suffix = file.suffix.lower()
     if file.name in (INDEX, MODULAR_INDEX):
         return f"the index of a model; give its directory, {str(file.parent)!r}"
@@ -159,7 +159,7 @@ def _file_remedy(file: Path) -> str:
 
 
 def name_of(source: ModelSource) -> str:
-    """What `loading.load` calls a model, also one that it cannot load: as its files say, as far as they can be read."""
+    """Return the name that `loading.load` gives a model, even one that it cannot load, as far as its files say it."""
     if source.name:
         return source.name
     if is_workflow(source.path):
@@ -174,7 +174,7 @@ def name_of(source: ModelSource) -> str:
 
 
 def location(path: str) -> str:
-    """The directory or workflow that a source's path names, from the root, or the hub id that it is."""
+    """Return the directory or workflow that a source's path names, from the root, or the hub id that it is."""
     if is_workflow(path):
         return workflow_location(path)
     directory = model_directory(path)
@@ -182,12 +182,12 @@ def location(path: str) -> str:
 
 
 def shipped_directory(name: str = SHIPPED[0]) -> Path:
-    """Where the installed package keeps one of the models SHIPPED."""
+    """Return where the installed package keeps one of the models SHIPPED."""
     return Path(str(resources.files("tilework"))) / "models" / name
 
 
 def _hub_index(path: str) -> dict[str, Any]:
-    """The index of a model on the hub: from the local cache if the hub cannot be reached."""
+    """Return the index of a model on the hub: from the local cache if the hub cannot be reached."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 
@@ -238,7 +238,7 @@ def _require_hub(path: str) -> None:
 
 
 def _read(path: str, file: Path) -> dict[str, Any]:
-    """What an index says. Raises ModelNotFound if there is none, and IncompleteModel if it cannot be read."""
+    """Return the contents of an index. Raises ModelNotFound if there is none, IncompleteModel if it is unreadable."""
     if not file.is_file():
         raise ModelNotFound(f"path is {path!r}, which has no {INDEX}; give a diffusers directory or a hub id")
     return read_object(file)

@@ -1,4 +1,4 @@
-"""The settings of torch that decide the last bits of a picture, and values that are none of a picture."""
+"""Settings of torch that decide the last bits of an image, and the check for values that are no pixels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _REMEDY = (
 
 
 class NotFinite(ArithmeticError):
-    """A request came out as values that are no numbers, of which pixels would be black or noise."""
+    """The values of a request are NaN or infinite; their pixels would be black or noise."""
 
 
 def pin_numerics(threads: int, attention: str = ATTENTIONS[0]) -> None:
     """Set how this process computes, the same on every machine; call it before anything is computed.
 
-    On CPUs the number of threads decides the order in which sums are made; torch chooses it by the number of cores.
+    On CPUs the number of threads decides the order of sums; torch chooses it by the number of cores.
 
     On GPUs torch computes convolutions of float32 in TF32 by default, which keeps 10 bits of each factor. TF32 is off
     here, so that the bounds of float32 hold (docs/exactness.md); bfloat16 is the choice for speed. A stock pipeline
@@ -42,15 +42,16 @@ def pin_numerics(threads: int, attention: str = ATTENTIONS[0]) -> None:
     torch.set_num_threads(threads)
     name = attention if attention == ATTENTIONS[0] else f"_native_{attention}"
     _AttentionBackendRegistry.set_active_backend(AttentionBackendName(name))
-    # The older of torch's two interfaces: after the newer one has set them, libraries that read these fail.
+    # torch has two interfaces. Libraries that read these older ones fail if the newer one has set them.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite. Waits for the device.
+    """Return whether no value is NaN or infinite. Waits for the device.
 
-    The least and the greatest value tell: a NaN is both. That reads the values once; `isfinite` takes 20 times as long.
+    The least and the greatest value suffice, because a NaN becomes both. So the values are read once; `isfinite` takes
+    20 times as long.
     """
     if values.is_meta or not values.is_floating_point() or not values.numel():
         return True
@@ -59,15 +60,15 @@ def is_finite(values: Tensor) -> bool:
 
 
 def require_finite(values: Tensor, what: str) -> None:
-    """Raises NotFinite if what was decoded has values that are no numbers."""
+    """Check decoded values. Raises NotFinite if some are NaN or infinite."""
     if not is_finite(values):
         raise NotFinite(f"the decoded {what} has values that are NaN or infinite; {_REMEDY}")
 
 
 def check_pictures(pipeline: Any) -> None:
-    """Let a stock pipeline raise NotFinite where it would make pixels of values that are no numbers.
+    """Let a stock pipeline raise NotFinite instead of making pixels of values that are NaN or infinite.
 
-    All pictures and frames pass a processor's `postprocess`, or the pipeline's own `numpy_to_pil`. Their bits stay.
+    All images and frames pass a processor's `postprocess`, or the pipeline's own `numpy_to_pil`. Their bits stay.
     """
     for part in list(vars(pipeline).values()):
         if callable(getattr(part, "postprocess", None)):

@@ -1,10 +1,10 @@
-"""Where diffusers' models are opened for packed batches (`core.packing.Layout`): patches as the batch dimension.
+"""Hooks of packed batches (`core.packing.Layout`) in diffusers' models, with patches as the batch dimension.
 
-The stock forward stays. While a packed batch runs, those submodules that look beyond a patch, or that join one row of a
-picture with its patches, are answered by the layout; at all other times each call goes straight through. Beside `hooks`
-and `slices` this relies on how the models are built inside: names of submodules, how their `forward` is called, and
-that attention treats tokens alike wherever they stand. Rejected: a forward of our own for each family (a copy to keep
-up with diffusers, of all that a packed batch does not change).
+The stock forward stays. While a packed batch runs, the layout answers submodules that look beyond a patch, or that join
+one row of an image with its patches; at all other times each call goes straight through. Like `hooks` and `slices`
+this relies on the models' internals: names of submodules, how their `forward` is called, and that attention treats
+tokens alike wherever they stand. Rejected: a forward of our own for each family (a copy to keep up with diffusers, of
+all that a packed batch does not change).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _HALF_LIMIT = 65504
 
 
 class Packing:
-    """The layout of the packed batch that runs now, of which there is none most of the time; and whether one may run.
+    """The layout of the packed batch that runs now, usually None, and whether batches can be packed.
 
-    `is_known` says that the model is built of what the substitutes below know.
+    `is_known` is True if the substitutes below know all parts of the model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -44,13 +44,13 @@ class Packing:
 
     @property
     def is_possible(self) -> bool:
-        """Whether batches can be packed: not with an IP adapter, whose attentions are not substituted."""
+        """True if batches can be packed: not with an IP adapter, whose attentions are not substituted."""
         adapters = (getattr(self._model, name, None) for name in ("encoder_hid_proj", "image_proj"))
         return self.is_known and all(adapter is None for adapter in adapters)
 
     @contextmanager
     def running(self, layout: Layout) -> Iterator[None]:
-        """For one forward pass; a plain batch runs as stock runs it."""
+        """Set the layout for one forward pass; a plain batch runs as stock runs it."""
         assert self.layout is None
         self.layout = None if layout.is_plain else layout
         try:
@@ -81,7 +81,7 @@ def pack_transformer(model: Any, packing: Packing, *, text_first: bool) -> None:
 
 
 def pack_positions(embedding: Any, packing: Packing) -> None:
-    """Let a `PatchEmbed` give each patch the positions that it has in its picture; its table is cropped."""
+    """Let a `PatchEmbed` give each patch the positions that it has in its image; its table is cropped."""
     packing.is_known &= bool(embedding.pos_embed_max_size) and embedding.norm is None and embedding.flatten
     _substitute(embedding, packing, partial(_positions, embedding))
 
@@ -120,9 +120,9 @@ def _attend(
     encoder_hidden_states: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """An attention module's forward, on the whole batch as one sequence; only its attention itself knows pictures.
+    """Run an attention module's forward on the whole batch as one sequence; only its attention knows separate images.
 
-    With an `order` image and text attend jointly, and lie so; without one the image asks and the text answers.
+    With an `order`, image and text attend jointly, in that order; without one the image asks and the text answers.
     """
     image, text = hidden_states, encoder_hidden_states
     if text is None and not len(image):
@@ -155,7 +155,7 @@ def _single_block(
     image_rotary_emb: Any = None,
     joint_attention_kwargs: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """`FluxSingleTransformerBlock.forward`, which lays text and image one behind another before all else."""
+    """Run `FluxSingleTransformerBlock.forward`, which concatenates text and image before all else."""
     assert not joint_attention_kwargs
     image, text = hidden_states, encoder_hidden_states
     rows = {TEXT: (text, *block.norm(text, emb=temb)), IMAGE: (image, *block.norm(image, emb=layout.per_patch(temb)))}
@@ -173,7 +173,7 @@ def _single_block(
 
 
 def _positions(embedding: Any, layout: Layout, stock: Callable[..., Any], latent: Tensor) -> Tensor:
-    """`PatchEmbed.forward`."""
+    """Run `PatchEmbed.forward`."""
     side = embedding.patch_size
     tables = [
         embedding.cropped_pos_embed(rows, columns)[0].T.view(-1, rows // side, columns // side)
@@ -203,7 +203,7 @@ def _resnet_block(
     patches: Tensor,
     temb: Tensor,
 ) -> Tensor:
-    """`ResnetBlock2D.forward`, of a block that `_is_usual`, with the convolutions that it has without LoRAs."""
+    """Run `ResnetBlock2D.forward` of a block that `_is_usual`, with its convolutions without LoRAs."""
     hidden = layout.convolve_activated(first, block.norm1, patches)
     hidden = hidden + block.time_emb_proj(block.nonlinearity(temb))[:, :, None, None]
     hidden = layout.convolve_activated(second, block.norm2, hidden)
@@ -241,7 +241,7 @@ def _is_ordinary(module: nn.Conv2d) -> bool:
 
 
 def _is_usual(block: Any) -> bool:
-    """Whether a `ResnetBlock2D` is as in SD and SDXL: others have more between a normalisation and its convolution."""
+    """Return whether a `ResnetBlock2D` is as in SD and SDXL: others do more between normalisation and convolution."""
     return (
         isinstance(block.nonlinearity, nn.SiLU)
         and block.time_embedding_norm == "default"
@@ -252,7 +252,7 @@ def _is_usual(block: Any) -> bool:
 
 
 def _substitute(module: nn.Module, packing: Packing, instead: Callable[..., Any]) -> None:
-    """In packed batches `instead` is called, with the layout and the module's own forward before its arguments."""
+    """Call `instead` in packed batches, with the layout and the module's own forward before its arguments."""
     stock = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

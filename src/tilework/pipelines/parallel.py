@@ -1,4 +1,4 @@
-"""How the ranks of a group share one request's forward pass: guidance halves, then the sequence (Ulysses)."""
+"""Sharing of one request's forward pass by the ranks of a group: guidance halves, then the sequence (Ulysses)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tilework.core.comm import Comm
 class Parallel:
     """The degree at which a loaded model runs now. The model's hooks ask it in every forward pass.
 
-    The layout, decided in `join` alone: with guidance and an even degree d, ranks [0, d/2) run the negative pass and
-    [d/2, d) the positive one, and each half splits the sequence d/2 ways; otherwise all ranks run all rows and split
-    the sequence d ways. Lengths and heads need not divide evenly, and may be fewer than the ranks.
+    `join` alone decides the layout: with guidance and an even degree d, ranks [0, d/2) run the negative pass and [d/2,
+    d) the positive one, and each half splits the sequence d/2 ways; otherwise all ranks run all rows and split the
+    sequence d ways. Lengths and heads need not divide evenly, and may be fewer than the ranks.
 
     A pipeline that makes its two passes one after the other is joined without guidance; each half of the group can then
     run one of them at the same time (`halved`, `trade`).
 
     After a forward pass every rank has the whole prediction of both passes, bit-equal on all ranks, so that each
-    advances a sampler of its own. Per attention there are two all-to-alls over the whole group, in which the other
-    half's pieces are empty; per prediction, of which most models make one, there is one all-gather.
+    advances its own sampler. Per attention there are two all-to-alls over the whole group, in which the other half's
+    pieces are empty; per prediction, of which most models make one, there is one all-gather.
 
-    A stop is agreed upon without a collective of its own: `wants_stop` is what this rank asks for, set before a
-    forward pass; `stop_agreed` is what rank 0 asked for in the latest one, the same on all ranks.
+    A stop is agreed upon without a separate collective: `wants_stop` is what this rank asks for, set before a forward
+    pass; `stop_agreed` is what rank 0 asked for in the latest one, the same on all ranks.
 
-    Source: DeepSpeed-Ulysses, with uneven pieces. Rejected: sub-groups for the halves, which would
-    have to be formed for every change of the degree.
+    Source: DeepSpeed-Ulysses, with uneven pieces. Rejected: sub-groups for the halves, which would have to be formed
+    for every change of the degree.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Parallel:
         self.leave()
 
     def join(self, comm: Comm, guided: bool) -> None:
-        """Run at degree `comm.size` from now on; `guided` says that the requests have a negative pass."""
+        """Run at degree `comm.size` from now on; `guided` is True if the requests have a negative pass."""
         self._comm: Comm | None = comm
         self._flag: Tensor | None = None
         self.degree = comm.size
@@ -49,7 +49,7 @@ class Parallel:
         self._is_halved = False
 
     def leave(self) -> None:
-        """Back to degree 1: nothing is shared, and the stock code runs as it is."""
+        """Return to degree 1: nothing is shared, and the stock code runs as it is."""
         self._comm, self._flag = None, None
         self.degree = self._num_passes = self._width = 1
         self._pass_index = self._index = 0
@@ -58,7 +58,7 @@ class Parallel:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Run at degree 1 for a while: what follows is the same on every rank, and shared with none."""
+        """Run at degree 1 while entered: every rank computes the same, and shares nothing."""
         joined = vars(self).copy()
         self.leave()
         try:
@@ -68,9 +68,9 @@ class Parallel:
 
     @contextmanager
     def halved(self) -> Iterator[int]:
-        """For one forward pass, each half of the group runs one of its own; yields the index of this rank's half.
+        """Let each half of the group run its own forward pass; yields the index of this rank's half.
 
-        The degree must be even, and the group joined without guidance. Afterwards `trade` what the passes gave.
+        The degree must be even, and the group joined without guidance. Afterwards `trade` the results of the passes.
         """
         assert self._comm is not None
         assert self.degree % 2 == 0
@@ -84,7 +84,7 @@ class Parallel:
             self._pass_index, self._index = 0, self._comm.rank
 
     def trade(self, output: Tensor) -> list[Tensor]:
-        """What both halves of the group have of a tensor that has one shape in both, the first half's first.
+        """Return the tensors of both halves of the group, the first half's first; both have the shape of `output`.
 
         The ranks of a half, which have the same, send a part each.
         """
@@ -98,12 +98,12 @@ class Parallel:
 
     @property
     def comm(self) -> Comm | None:
-        """The group itself; None at degree 1."""
+        """Group itself; None at degree 1."""
         return self._comm
 
     @property
     def width(self) -> int:
-        """How many ranks have a piece each of the same sequence."""
+        """Number of ranks that have a piece each of the same sequence."""
         return self._width
 
     @property
@@ -112,24 +112,27 @@ class Parallel:
 
     @property
     def stop_agreed(self) -> bool:
-        """At degree 1 what this rank wants; in a group False until the first forward pass. Waits for the device."""
+        """True if a stop is agreed: at degree 1 by this rank; in a group False until the first forward pass.
+
+        Waits for the device.
+        """
         if self.degree == 1:
             return self.wants_stop
         return self._flag is not None and bool(self._flag)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """This rank's rows of a tensor whose first dimension is [negative, positive]."""
+        """Return this rank's rows of a tensor whose first dimension is [negative, positive]."""
         if self._num_passes == 1:
             return tensor
         assert tensor.shape[0] == 2, f"joined with guidance, but the batch is {tensor.shape[0]}"
         return tensor.chunk(2)[self._pass_index]
 
     def begin_pass(self) -> None:
-        """A forward pass begins: forget the lengths of the latest one."""
+        """Begin a forward pass: forget the lengths of the latest one."""
         self._lengths = {}
 
     def split(self, tensor: Tensor, sequence: str, dim: int = 1) -> Tensor:
-        """This rank's piece of a sequence along `dim`; its lengths are kept under the name `sequence`.
+        """Return this rank's piece of a sequence along `dim`; its lengths are kept under the name `sequence`.
 
         Raises:
             RuntimeError: another tensor of this sequence had another length in this forward pass.
@@ -143,7 +146,7 @@ class Parallel:
         return tensor.split_with_sizes(lengths, dim=dim)[self._index].contiguous()
 
     def pick(self, tensor: Tensor, sequences: Sequence[str], dim: int) -> Tensor:
-        """This rank's piece where sequences that were split before lie one behind another along `dim`."""
+        """Return this rank's piece of a tensor that concatenates sequences, which were split before, along `dim`."""
         wholes = tensor.split_with_sizes([sum(self._lengths[sequence]) for sequence in sequences], dim=dim)
         return torch.cat(
             [
@@ -154,7 +157,7 @@ class Parallel:
         )
 
     def leading(self, num_tokens: int, sequence: str) -> int:
-        """How many of the first `num_tokens` tokens of a sequence that was split before are in this rank's piece."""
+        """Return how many of the first `num_tokens` tokens of a split sequence are in this rank's piece."""
         lengths = self._lengths[sequence]
         return min(max(num_tokens - sum(lengths[: self._index]), 0), lengths[self._index])
 
@@ -169,11 +172,11 @@ class Parallel:
         keys: Sequence[str],
         pairs: bool = False,
     ) -> Tensor:
-        """Attention over sequences of which each rank has a piece: `queries` ask, and `keys` answer.
+        """Attend over sequences of which each rank has a piece: `queries` ask, and `keys` answer.
 
-        Ranks trade tokens for heads, attend with a few heads each, and trade back. The pieces of the sequences may
-        lie in any order, as long as it is the same in the tensors. Each rank has the mask of its own keys, and sends
-        it along with them. With `pairs` the mask is that of queries and keys, m x m' for a mask m of tokens.
+        Ranks trade tokens for heads, attend with a few heads each, and trade back. The pieces of the sequences may lie
+        in any order, as long as it is the same in the tensors. Each rank has the mask of its own keys, and sends it
+        along with them. With `pairs` the mask is that of queries and keys, m x m' for a mask m of tokens.
 
         Args:
             query, key, value: (batch, heads, tokens, width).
@@ -217,7 +220,7 @@ class Parallel:
         return torch.cat([part for (part,) in returned], dim=1)
 
     def gather(self, output: Tensor, sequence: str | None, dim: int = 1) -> Tensor:
-        """The whole output, all rows and all tokens, of which each rank has its rows and its piece of `sequence`.
+        """Return the whole output, all rows and all tokens; each rank has its rows and its piece of `sequence`.
 
         In a pass that is `halved`, all rows are those of this half. `dim` is that of the tokens. With `sequence` None
         the pieces are whole, and spare ranks have repeated the work of the first rank of their half.
@@ -239,11 +242,11 @@ class Parallel:
         return torch.cat([torch.cat(half, dim=1) for half in passes]).movedim(1, dim)
 
     def _lengths_of(self, sequences: Sequence[str]) -> list[int]:
-        """Of each rank of this half, the number of its tokens of all `sequences`."""
+        """Return for each rank of this half the number of its tokens of all `sequences`."""
         return [sum(counts) for counts in zip(*(self._lengths[name] for name in sequences), strict=True)]
 
     def _gather_flat(self, output: Tensor, longest: int) -> Tensor:
-        """One row per rank: its output, padded to `longest` tokens, and whether it wants to stop."""
+        """Return one row per rank: its output, padded to `longest` tokens, and whether it wants to stop."""
         assert self._comm is not None
         source = output.new_zeros(longest * output.shape[0] * math.prod(output.shape[2:]) + 1)
         source[: output.numel()] = output.reshape(-1)
@@ -257,7 +260,7 @@ class Parallel:
     def _exchange(
         self, pieces: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, ...]]]
     ) -> list[list[Tensor]]:
-        """Send the i-th tensors to the i-th rank of this half; returns the tensors received, of these shapes."""
+        """Send the i-th tensors to the i-th rank of this half; return the tensors received, of these shapes."""
         assert self._comm is not None
         source = torch.cat([tensor.reshape(-1) for tensors in pieces for tensor in tensors])
         sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
@@ -276,13 +279,13 @@ class Parallel:
 
 
 def split_evenly(total: int, num_parts: int) -> list[int]:
-    """Parts that differ by one at most, the longer ones first; some are 0 if there are more parts than things."""
+    """Return parts that differ by one at most, the longer ones first; some are 0 if there are more parts than units."""
     quotient, remainder = divmod(total, num_parts)
     return [quotient + (index < remainder) for index in range(num_parts)]
 
 
 def _of_keys(mask: Tensor, num_keys: int, pairs: bool) -> Tensor:
-    """The mask of this rank's keys, (batch, 1, 1, keys); see `Parallel.attend`."""
+    """Return the mask of this rank's keys, (batch, 1, 1, keys); see `Parallel.attend`."""
     if mask.ndim == 4 and pairs and mask.shape[1:] == (1, num_keys, num_keys):
         return mask.diagonal(dim1=2, dim2=3).unsqueeze(2)
     if mask.ndim == 4 and not pairs and mask.shape[1:] == (1, 1, num_keys):

@@ -1,4 +1,4 @@
-"""The stock pipeline, set up to give the very pictures that a server gives."""
+"""The stock pipeline, set up to give exactly the images that a server gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reference(
     attention: str = "native",
     compiles: bool = False,
 ) -> Any:
-    """Load the stock diffusers pipeline of a model so that its pictures equal a server's, bit for bit.
+    """Load the stock diffusers pipeline of a model so that its images equal a server's, bit for bit.
 
     A plain `from_pretrained` differs in two respects, each of which changes last bits on CPUs. It leaves weights in
     the mapped file, where they lie unaligned, so that other kernels are chosen; and torch chooses the number of threads

@@ -37,21 +37,21 @@ def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], obje
 
 
 def generator_argument(sampler: Any) -> Mapping[str, Any]:
-    """The argument of `sampler.step` that takes a generator, still None; empty if there is none."""
+    """Return the argument of `sampler.step` that takes a generator, still None; empty if there is none."""
     return {"generator": None} if "generator" in inspect.signature(sampler.step).parameters else {}
 
 
 def memory_of(sampler: Any) -> dict[str, Any]:
-    """The attributes of a sampler that a request's steps change.
+    """Return the attributes of a sampler that a request's steps change.
 
-    Functions, of which SASolver keeps one, and the config are as in the model's own sampler, of which each request has
-    a copy. DPMSolverSinglestep changes its config in `set_timesteps`, but reads that part nowhere else.
+    Functions (SASolver keeps one) and the config are left out: each request has a copy of the model's own sampler.
+    DPMSolverSinglestep changes its config in `set_timesteps`, but reads that part nowhere else.
     """
     return {name: value for name, value in vars(sampler).items() if not callable(value) and name != _CONFIG}
 
 
 def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRange, ...]:
-    """The numbers of steps that a sampler can run, ascending. `prepare` makes the sampler for a request.
+    """Return the numbers of steps that a sampler can run, ascending. `prepare` makes the sampler for a request.
 
     Each number up to _ALL_TRIED is tried. Of larger ones the largest is found by bisection, up to _MOST_TRIED: samplers
     refuse all numbers above a limit (LCM, its original steps). Above _MOST_TRIED all are accepted if that one is.
@@ -61,7 +61,7 @@ def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRa
     def accepts(steps: int) -> bool:
         try:
             sampler = prepare(replace(usual(info), steps=steps))
-        except Exception:  # Samplers raise what comes: ValueError, IndexError, AssertionError.
+        except Exception:  # Samplers raise any error: ValueError, IndexError, AssertionError.
             return False
         num_iterations, order = len(sampler.timesteps), int(sampler.order)
         return num_iterations > (steps - 1) * order
@@ -83,7 +83,7 @@ def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRa
 
 
 def usual(info: ModelInfo) -> Spec:
-    """A request with the defaults of the model."""
+    """Return a request with the defaults of the model."""
     return Spec(
         prompt="",
         height=info.default_height,

@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 _DOUBLE = Struct("<d")
 _PLAIN = frozenset({type(None), bool, int, str})
 _NUMPY_KINDS = "biufcmM"  # Numbers and times.
-# Not the quantized ones, nor those below 8 bits, which torch cannot copy.
+# Quantized ones are left out, and those below 8 bits, which torch cannot copy.
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -60,9 +60,9 @@ class SerializedState:
     """The result of `serialize`: JSON, and the memory of the tensors and arrays.
 
     The JSON has the `values`, where each object with one key stands for what JSON lacks ({"tuple": [1, 2]}), and the
-    `tensors` that they refer to by index. A tensor has a dtype, a shape, a place ("cpu", or "device" for that of an
-    accelerator) and the index of its `buffer`, which is its own memory. If its dimensions lie there in another order,
-    that is its `order`, and the shape is that of its memory. Small ones are copied into the last buffer and
+    `tensors` that they refer to by index. A tensor has a dtype, a shape, a place ("cpu", or "device" for an
+    accelerator) and the index of its `buffer`, which is its own memory. If its dimensions lie in memory in another
+    order, that is its `order`, and the shape is that of the memory. Small tensors are copied into the last buffer and
     have an `offset` there instead. `buffers` are the lengths of all.
     """
 
@@ -98,7 +98,7 @@ def serialize(values: Mapping[str, Any], copies: Copies = DIRECT) -> SerializedS
 
 
 def deserialize(serialized: SerializedState, device: torch.device, copies: Copies = DIRECT) -> dict[str, Any]:
-    """The values of a serialized state. Tensors of an accelerator are placed on `device`, those of the CPU stay there.
+    """Return the values of a serialized state. Tensors of an accelerator go to `device`, those of the CPU stay there.
 
     `copies` bring them to the device. Large tensors and arrays use the memory of `serialized.buffers`.
 
@@ -121,7 +121,7 @@ def deserialize(serialized: SerializedState, device: torch.device, copies: Copie
 
 
 def room(num_bytes: int, copies: Copies = DIRECT) -> memoryview:
-    """Memory to read a buffer into."""
+    """Return memory to read a buffer into."""
     memory: Any = copies.room(num_bytes).numpy()
     return memoryview(memory)
 
@@ -134,10 +134,10 @@ class _Writer:
         self.buffers: list[memoryview] = []
         self.small = bytearray()
         self._index_of: dict[int, int] = {}
-        self._unwritten: list[tuple[dict[str, Any], Any]] = []  # Entries of tensors and arrays, with these.
+        self._unwritten: list[tuple[dict[str, Any], Any]] = []  # With the tensor or array of each entry.
 
     def node(self, value: Any, depth: int = 0) -> Any:
-        # Subclasses are refused: they would come back as their bases.
+        # Subclasses are refused: they would come back as their base classes.
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -205,7 +205,7 @@ class _Writer:
         return {"buffer": len(self.buffers) - 1}
 
 
-# Tables of functions and not of bound methods, which would be a cycle: what was moved would stay until it is collected.
+# Tables of functions. Bound methods would be a cycle, which keeps what was moved until it is collected.
 _WRITE: Mapping[type, Callable[[_Writer, Any, int], Any]] = {
     float: _Writer._float,
     complex: lambda writer, value, depth: {"complex": [writer._float(value.real), writer._float(value.imag)]},
@@ -248,7 +248,7 @@ class _Reader:
         self.tensors = [placed.get(index, plain).permute(order) for index, (plain, order, _) in enumerate(found)]
 
     def _tensor(self, entry: Any) -> tuple[Tensor, list[int], str]:
-        """A tensor of the host as it lies in its memory, the order of its dimensions, and its place."""
+        """Return a tensor of the host as it lies in its memory, the order of its dimensions, and its place."""
         dtype, shape = _dtype(_field(entry, "dtype", str)), _shape(_field(entry, "shape", list))
         place = _field(entry, "place", str)
         device = self._device_at(place)
@@ -261,7 +261,7 @@ class _Reader:
                 order = _inverse(_field(entry, "order", list), len(shape))
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadState(f"a state has an impossible tensor of {dtype} and shape {shape}: {error}") from error
-        # A small one would keep the buffer of all of them.
+        # A small one would keep the buffer of all small ones.
         is_kept = device.type == "cpu" and len(memory) <= _SMALL_BYTES
         return plain.clone() if is_kept else plain, order, place
 
@@ -354,7 +354,7 @@ _READ: Mapping[str, Callable[[_Reader, Any, int], Any]] = {
 
 
 def _bytes_of(one: Any) -> Any:
-    """The memory of a contiguous tensor of the host, or of an array."""
+    """Return the memory of a contiguous tensor of the host, or of an array."""
     if not isinstance(one, Tensor):
         return one.reshape(-1).view(np.uint8) if one.size else b""
     # A contiguous tensor of one element may have any strides, which `view` refuses.
@@ -368,9 +368,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _memory_order(tensor: Tensor) -> list[int]:
-    """The dimensions as they lie in memory, the outermost first, if it is dense; else as they are.
+    """Return the dimensions as they lie in memory, the outermost first, if it is dense; else as they are.
 
-    Kernels are chosen by that order, and may round otherwise: it has to come back.
+    Kernels are chosen by that order, and may round otherwise: so it must be restored.
     """
     usual, strides = list(range(tensor.dim())), tensor.stride()
     order = sorted(usual, key=lambda index: -strides[index])

@@ -1,13 +1,13 @@
-"""The decoder of diffusers' `AutoencoderKL` in slices: the same picture, at a fraction of the memory.
+"""The decoder of diffusers' `AutoencoderKL` in slices: the same image, at a fraction of the memory.
 
-Most of what a decode takes are the temporaries of its widest layers. Here each residual block, each doubling of the
-sides and the head run over bands of rows, with as many rows around a band as it looks at, and the result goes where
-its input was if it fits there. What is not local to rows are the means and variances of group normalisation: these
-are gathered over all bands first, which computes the first half of each residual block twice. Rejected: tiles as in
-diffusers, which take statistics of their own and are blended, so that the picture is another one.
+Most of a decode's memory are the temporaries of its widest layers. Here each residual block, each doubling of the
+sides and the head run over bands of rows, with as many rows around a band as the operation reads. The result replaces
+its input if it fits there. Only the means and variances of group normalisation are not local to rows: they are gathered
+over all bands first, which computes the first half of each residual block twice. Rejected: tiles as in diffusers, which
+have their own statistics and are blended, so that the image is a different one.
 
-Beside `hooks`, `packing` and `clips.decoders` the only module that relies on how diffusers' models are built inside;
-tests/pipelines/test_slices.py holds it to that.
+Like `hooks`, `packing` and `clips.decoders`, this module relies on the internals of diffusers' models;
+tests/pipelines/test_slices.py checks it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torch.nn.functional import batch_norm
 from tilework.core.comm import Comm
 from tilework.pipelines.bands import bands
 
-_BAND_PIXELS = 1 << 14  # Bands of any picture take the same memory: 8 MiB for each 128 channels in float32.
+_BAND_PIXELS = 1 << 14  # Bands of any image take the same memory: 8 MiB for each 128 channels in float32.
 _LEAST_ROWS = 8
 _Rows = Callable[[Tensor], Tensor]
 
 
 def decode(vae: Any, latents: Tensor, sliced: bool, comm: Comm | None = None) -> Tensor:
-    """Decode the latents (1, channels, rows, columns) of one picture with `vae`; the ranks of a `comm` share that.
+    """Decode the latents (1, channels, rows, columns) of one image with `vae`; the ranks of a `comm` share the work.
 
-    `sliced` brings the same up to rounding: within 1e-5 in float32, for pixels from -1 to 1. It takes less than half
-    of the memory and a fifth to a half more time. A decoder that is built otherwise than those of the families here
-    decodes as a whole all the same. What is sliced is not shared.
+    `sliced` gives the same up to rounding: within 1e-5 in float32, for pixels from -1 to 1. It takes less than half of
+    the memory and a fifth to a half more time. A decoder that is built otherwise than those of the families here
+    decodes as a whole all the same. A sliced decode is not shared.
     """
     if not sliced or not _is_known(vae):
         whole: Tensor = bands.decode(vae, comm, vae.decode, latents, return_dict=False)[0]
@@ -59,7 +59,7 @@ def _is_known(vae: Any) -> bool:
 
 
 def _decoder(decoder: Any, latents: Tensor) -> Tensor:
-    """`Decoder.forward`; up to the middle block the sides are an eighth of the picture's."""
+    """Run `Decoder.forward`; up to the middle block the sides are an eighth of the image's."""
     picture: Tensor = decoder.mid_block(decoder.conv_in(latents), None)
     for block in decoder.up_blocks:
         for resnet in block.resnets:
@@ -71,7 +71,7 @@ def _decoder(decoder: Any, latents: Tensor) -> Tensor:
 
 
 def _resnet(resnet: Any, picture: Tensor) -> Tensor:
-    """`ResnetBlock2D.forward` without an embedding of the time."""
+    """Run `ResnetBlock2D.forward` without an embedding of the time."""
     norm1 = _norm(resnet.norm1, lambda rows: rows, picture, reach=0)
 
     def first(rows: Tensor) -> Tensor:
@@ -96,17 +96,17 @@ def _head(decoder: Any, picture: Tensor) -> Tensor:
 
 
 def _norm(norm: nn.GroupNorm, before: _Rows, picture: Tensor, reach: int) -> _Rows:
-    """`norm`, as it would work on `before` of the whole picture, for bands of that."""
+    """Return `norm` for bands, with the statistics that it would have on `before` of the whole image."""
     mean, variance = _statistics(norm.num_groups, (band for _, band in _bands(before, picture, reach)))
     channels = norm.num_channels // norm.num_groups
     mean, variance = mean.repeat_interleave(channels), variance.repeat_interleave(channels)
     weight, bias = norm.weight.to(mean.dtype), norm.bias.to(mean.dtype)
-    # With given statistics, both kinds of normalisation are one; this one runs without temporaries.
+    # With given statistics, group and batch normalisation are the same; this one runs without temporaries.
     return lambda rows: batch_norm(rows, mean, variance, weight, bias, eps=norm.eps)
 
 
 def _statistics(num_groups: int, bands: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each group of channels over all bands, float32; merged as Chan et al. (1979) do it."""
+    """Return mean and variance of each group of channels over all bands, float32; merged as in Chan et al. (1979)."""
     count, mean, squares = 0, torch.zeros(()), torch.zeros(())
     for band in bands:
         groups = band.reshape(num_groups, -1).float()
@@ -122,7 +122,7 @@ def _statistics(num_groups: int, bands: Iterator[Tensor]) -> tuple[Tensor, Tenso
 
 
 def _through(run: _Rows, picture: Tensor, reach: int, scale: int = 1) -> Tensor:
-    """`run` on the whole picture, whose memory is used for the result if that has the same sides and no more channels.
+    """Apply `run` to the whole image; reuse its memory if the result has the same sides and no more channels.
 
     A result is written one band late: the next band still reads `reach` rows of this one's input.
     """
@@ -149,9 +149,9 @@ def _write(result: Tensor, top: int, band: Tensor) -> None:
 
 
 def _bands(run: _Rows, picture: Tensor, reach: int, scale: int = 1) -> Iterator[tuple[int, Tensor]]:
-    """`run` on each band of the picture, cut to its rows of the result, with the first of these.
+    """Apply `run` to each band of the image; yield its rows of the result, with the index of the first.
 
-    At the picture's edges `run` pads as it does for the whole; what it makes of the edges of bands is cut off.
+    At the image's edges `run` pads as it does for the whole; what it makes of the edges of bands is cut off.
     """
     num_rows = picture.shape[2]
     step = max(_LEAST_ROWS, _BAND_PIXELS // (picture.shape[3] * scale * scale))

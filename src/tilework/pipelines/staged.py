@@ -37,7 +37,7 @@ from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges, usual
 
 Pieces = Mapping[str, Sequence[Tensor]]
-"""Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
+"""Conditioning by name, of each image of a packed batch, in the order in which they were given."""
 
 _DECODE = "decode"
 _OF_BLOCKS = (CacheKind.PATCH, CacheKind.IMAGE)
@@ -47,7 +47,7 @@ Run = Callable[[Sequence[Spec], Sequence[Values], bool], list[Values]]
 
 
 def one_by_one(run: Callable[[Spec, Values], Values]) -> Run:
-    """A stage that requests do not share, which knows no slices."""
+    """Return a runner of a stage that requests do not share, which knows no slices."""
     return lambda specs, values, _: [run(spec, one) for spec, one in zip(specs, values, strict=True)]
 
 
@@ -58,9 +58,9 @@ class StagedPipeline(ABC):
     requests may give, with their limits (see `arguments.offered`). A subclass adds a stage by its `stages`, and by a
     method in `_at_once`.
 
-    Any sampler that the stock pipeline accepts is served. A stochastic one draws from the request's
-    generator, after the initial latents. Stock SDXL does the same; stock SD3 and FLUX give their samplers
-    no generator: there the picture depends on what else the process drew, here on the seed alone.
+    Any sampler that the stock pipeline accepts is served. A stochastic one draws from the request's generator, after
+    the initial latents. Stock SDXL does the same; stock SD3 and FLUX give their samplers no generator: there the image
+    depends on what else the process drew, here on the seed alone.
 
     Raises:
         UnsupportedModel: the sampler does not fit the pipeline.
@@ -114,7 +114,7 @@ class StagedPipeline(ABC):
             _DECODE: self._run_decode,
         }
         self._shares = {stage.name: stage.steps for stage in self.stages if stage.steps is not None}
-        self.cache_forest: PredictChange | None = None  # Of the model, if it has one.
+        self.cache_forest: PredictChange | None = None  # The model's, if it has one.
         self._step_arguments = self._accepted_by(pipeline.scheduler)
         check_sampler(pipeline, self._info, self._sampler)
 
@@ -157,12 +157,12 @@ class StagedPipeline(ABC):
 
     @property
     def pass_context(self) -> object:
-        """What a forward pass depends on now, beside its arguments (`cuda.graphs`)."""
+        """Object that a forward pass depends on now, besides its arguments (`cuda.graphs`)."""
         return self._packing.layout
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the forward pass that runs now may leave out a part of its work."""
+        """True if the forward pass that runs now may leave out a part of its work."""
         layout = self._packing.layout
         return self._step_caches.is_running or (layout is not None and layout.leaves_out)
 
@@ -175,34 +175,34 @@ class StagedPipeline(ABC):
 
     @abstractmethod
     def encode(self, spec: Spec) -> Conditioning:
-        """What the denoiser needs of the request's texts and size."""
+        """Return what the denoiser needs of the request's texts and size."""
 
     @abstractmethod
     def _set_timesteps(self, sampler: Any, spec: Spec) -> None: ...
     @abstractmethod
     def _draw_latents(self, spec: Spec, dtype: torch.dtype, sampler: Any, generator: torch.Generator) -> Tensor:
-        """The initial latents, of the conditioning's `dtype`, scaled for `sampler`."""
+        """Draw the initial latents, of the conditioning's `dtype`, scaled for `sampler`."""
 
     @abstractmethod
     def _forward(self, state: LatentState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
-        """One forward pass for this rank's rows; returns the prediction for all rows."""
+        """Make one forward pass for this rank's rows; return the prediction for all rows."""
 
     @abstractmethod
     def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
-        """One forward pass for all pictures of `layout`; their prediction (P, C, h, w).
+        """Make one forward pass for all images of `layout`; return their prediction (P, C, h, w).
 
-        `times` has one number per picture, of float32, in the order of the batch.
+        `times` has one number per image, of float32, in the order of the batch.
         """
 
     @abstractmethod
     def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
-        """The clean latents that the model predicts, by its prediction for the next iteration; float32."""
+        """Return the clean latents that the model predicts, by its prediction for the next iteration; float32."""
 
     @abstractmethod
     def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
-        """The pictures as a tensor, before the stock pipeline's `image_processor`; `latents` lie as in them.
+        """Return the images as a tensor, before the stock pipeline's `image_processor`; `latents` have the same layout.
 
-        (pictures, channels, rows, columns), of the type that `begin` draws. `sliced` and `comm`, of one: see
+        (images, channels, rows, columns), of the type that `begin` draws. `sliced` and `comm` need a single one: see
         `slices.decode`.
         """
 
@@ -215,7 +215,7 @@ class StagedPipeline(ABC):
 
     def _run_decode(self, specs: Sequence[Spec], values: Sequence[Values], sliced: bool) -> list[Values]:
         latents = [self._unpack(one["latents"], spec) for spec, one in zip(specs, values, strict=True)]
-        # Several have one size. Slices save memory, which several at a time would need again.
+        # Several images have one size. Slices save memory, which decoding several at a time would need again.
         batches = latents if sliced else [torch.cat(latents)]
         comm = self._parallel.comm
         pictures = [one for batch in batches for one in self._pictures_of(self._decode(batch, sliced, comm))]
@@ -244,7 +244,7 @@ class StagedPipeline(ABC):
         )
 
     def _caching(self, state: LatentState) -> LatentState:
-        """A state at which its passes have nothing to reuse yet."""
+        """Give a state a cache that holds nothing yet, if its request asks for one."""
         if (cache := self._step_caches.of(state.spec)) is not None:
             state.reuse = cache
             return state
@@ -255,14 +255,14 @@ class StagedPipeline(ABC):
         return state
 
     def _no_cache(self, spec: Spec) -> str:
-        """Why this family cannot cache a request that others could; empty if it can."""
+        """Return why this family cannot cache a request that others could; empty if it can."""
         return "" if self._packing.is_possible else "the model has an adapter, with which nothing is packed"
 
     def finish(self, state: LatentState) -> Values:
         return {"latents": state.latents}
 
     def step(self, states: Sequence[LatentState], pack: Pack | None = None, watch: Watch | None = None) -> None:
-        """A step may take several iterations; states that need fewer wait for the others."""
+        """Make one step of each state. It may take several iterations; states that need fewer wait for the others."""
         before = [state.steps_done for state in states]
         while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
             for state, prediction in zip(behind, self.predict(behind, pack), strict=True):
@@ -274,7 +274,7 @@ class StagedPipeline(ABC):
 
     @torch.no_grad()
     def predict(self, states: Sequence[LatentState], pack: Pack | None = None) -> list[Tensor]:
-        """The guided prediction for the next iteration of each state, in order. See `step`."""
+        """Return the guided prediction for the next iteration of each state, in order. See `step`."""
         if pack is None or self._parallel.degree > 1 or not self._packing.is_possible:
             return [self._predict_whole(state) for state in states]
         batches: dict[Hashable, list[int]] = {}
@@ -291,7 +291,7 @@ class StagedPipeline(ABC):
 
     @torch.no_grad()
     def advance(self, state: LatentState, prediction: Tensor) -> None:
-        """Take the iteration that `prediction` is for."""
+        """Make the iteration that `prediction` is for."""
         arguments = {name: state.spec.arguments.get(name, value) for name, value in self._step_arguments.items()}
         if "generator" in arguments:
             arguments["generator"] = state.generator
@@ -301,7 +301,7 @@ class StagedPipeline(ABC):
 
     @torch.no_grad()
     def preview(self, state: LatentState, prediction: Tensor) -> Image:
-        """The clean image that the model believes in by `prediction`, the one for the state's next iteration."""
+        """Return the clean image that the model predicts by `prediction`, the one for the state's next iteration."""
         whole, small = state.spec.shape, preview_shape(state.spec.shape)
         latents = self._unpack(self._estimate(state, prediction), state.spec)
         rows, columns = latents.shape[-2:]
@@ -346,11 +346,11 @@ class StagedPipeline(ABC):
         )
 
     def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
-        """Latents as they lie in the picture, (1, channels, rows, columns), for a family that packs them otherwise."""
+        """Return latents in the image's layout, (1, channels, rows, columns), if a family packs them otherwise."""
         return latents
 
     def _pictures_of(self, decoded: Tensor) -> list[Any]:
-        """What the stock pipeline makes of a decoded tensor, as images of PIL."""
+        """Convert a decoded tensor to images of PIL as the stock pipeline does."""
         pictures: list[Any] = self._pipeline.image_processor.postprocess(decoded, output_type="pil")
         return pictures
 
@@ -358,7 +358,7 @@ class StagedPipeline(ABC):
         return self._info.two_passes and spec.guidance_scale > 1
 
     def _predict_whole(self, state: LatentState) -> Tensor:
-        """Without a pack; what was kept of the state is of no more use after it."""
+        """Predict without a pack; what was kept of the state cannot be used after it."""
         if isinstance(state.reuse, Reuse):
             state.reuse = replace(state.reuse, use=state.reuse.use + CacheUse(off=COMPUTED_WHOLE))
         return self._predict_one(state)
@@ -374,7 +374,7 @@ class StagedPipeline(ABC):
         return prediction
 
     def _denoise(self, state: LatentState, context: str = "cond", /, **inputs: Any) -> Tensor:
-        """What the denoiser returns first, by way of the cache of whole steps if the request has one.
+        """Return the first output of the denoiser, through the cache of whole steps if the request has one.
 
         Calls of one `context` follow each other from step to step.
         """
@@ -390,7 +390,7 @@ class StagedPipeline(ABC):
         return negative + state.spec.guidance_scale * (positive - negative)
 
     def _packing_key(self, state: LatentState) -> Hashable:
-        """States with equal keys can share a forward pass."""
+        """Return a key; states with equal keys can share a forward pass."""
         tensors = state.conditioning.tensors
         size = self._size(state)
         return (
@@ -422,15 +422,15 @@ class StagedPipeline(ABC):
         return rows, columns
 
     def _picture(self, state: LatentState) -> Tensor:
-        """The input of the denoiser as a picture (channels, rows, columns) of `_size`."""
+        """Return the input of the denoiser in the image's layout (channels, rows, columns) of `_size`."""
         return state.latents[0]
 
     def _prediction(self, picture: Tensor) -> Tensor:
-        """The inverse of `_picture`, for the output of the denoiser."""
+        """Invert `_picture`, for the output of the denoiser."""
         return picture[None]
 
     def _sampler(self, spec: Spec) -> Any:
-        """A new sampler for a request, at its first step."""
+        """Return a new sampler for a request, at its first step."""
         sampler = copy.deepcopy(self._pipeline.scheduler)
         self._set_timesteps(sampler, spec)
         return sampler
@@ -440,24 +440,24 @@ class StagedPipeline(ABC):
         spec = replace(usual(self._info), steps=len(values))
         try:
             asked, default = self._sampler(replace(spec, arguments={name: values})), self._sampler(spec)
-        except Exception:  # Samplers raise what comes.
+        except Exception:  # Samplers may raise any error.
             return None
         if asked.order != 1 or asked.timesteps.equal(default.timesteps):
             return None
         return len(asked.timesteps)
 
     def _accepted_by(self, sampler: Any) -> Mapping[str, Any]:
-        """Extra arguments of `sampler.step`; the generator is set for each request."""
+        """Return extra arguments of `sampler.step`; the generator is set for each request."""
         return generator_argument(sampler)
 
 
 def _generator(spec: Spec) -> torch.Generator:
-    """Of the CPU unless the request asks for another: its numbers are the same on every device."""
+    """Return a generator of the CPU unless the request asks for another: its numbers are the same on every device."""
     return torch.Generator(str(spec.arguments.get(GENERATOR_DEVICE, "cpu")))
 
 
 def stack(layout: Layout, pieces: Pieces) -> dict[str, Tensor]:
-    """Each name's pieces along the first dimension, in the order of the batch."""
+    """Join each name's pieces along the first dimension, in the order of the batch."""
     return {name: torch.cat(layout.arrange(tensors)) for name, tensors in pieces.items()}
 
 

@@ -49,20 +49,20 @@ def calibrate(
     known: frozenset[str] = frozenset(),
     on_error: Callable[[str], None] = lambda _error: None,
 ) -> tuple[CostRow, ...]:
-    """Time the stages for every batch, with guidance; rows in the order of `batches`.
+    """Time the stages for every batch, with guidance; return rows in the order of `batches`.
 
-    Without a `comm`: every stage for a single output, and those that take it for a batch. An output that cannot run
-    here (for lack of memory, for example) is left out; of a batch, the stage that cannot and those after it. `on_error`
-    is told why in one line; the traceback is for the debug log.
+    Without a `comm`: every stage for a single output, and for a batch the stages that take one. A single output that
+    cannot run here (for lack of memory, for example) is left out; of a batch, the stage that cannot and those after it.
+    `on_error` gets the reason in one line; the traceback goes to the debug log.
 
-    With a `comm`: stages that several devices may share, for single outputs, at the degree of the group; in that of a
-    single cell, which has `cell_size` ranks and counts as one device, every stage. All ranks make the same call, and
-    each returns rows of its own. A batch that cannot run on one rank breaks the group here, and `on_error` is told: the
-    others may wait for that rank until the group is broken off for them, too. The rows so far are returned.
+    With a `comm`: stages that several devices may share, for single outputs, at the degree of the group. The group of a
+    single cell, which has `cell_size` ranks and counts as one device, times every stage. All ranks make the same call,
+    and each returns its own rows. If a batch cannot run on one rank, that rank breaks the group and calls `on_error`:
+    the others may wait for it until the group is broken off for them, too. The rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run, two on CUDA, and then up to five within a
-    second; 0 means these warm-up runs alone, the last of which is timed, and rows of 0 runs. Before it runs a stage it
-    calls `prepare` with its name, which is not timed. Stages that are `known` are not timed either.
+    second; 0 means these warm-up runs alone, of which the last is timed, and rows of 0 runs. `prepare` is called with
+    the name of each stage before it runs, and is not timed. Stages that are `known` are not timed either.
     """
     rows: list[CostRow] = []
     degree = 1 if comm is None else comm.size // cell_size
@@ -96,10 +96,10 @@ def _time_stages(
     prepare: Callable[[str], None],
     known: frozenset[str],
 ) -> None:
-    """Run each stage with what those before it have written, and add the times of those that can be run so.
+    """Run each stage with the outputs of earlier ones, and add the times of the stages that are wanted.
 
-    A stage reads what another device would have of it: a live call could be continued once, not timed often. What a
-    single output has written is serialized once, to know its size; what the last stage writes is not moved.
+    A stage reads what another device would have of the outputs: a live call can be continued only once, not timed
+    often. The values of a single output are serialized once, to know their size; those of the last stage are not moved.
     """
     specs = [_guided_spec(family, shape, num_runs) for shape in batch]
     values: dict[Spec, Values] = {spec: {} for spec in specs}  # Equal shapes share them.
@@ -139,7 +139,7 @@ def _time_stages(
 
 
 def _moved(values: Values) -> Values:
-    """What another device has of outputs."""
+    """Return the part of outputs that another device would have."""
     return {name: value for name, value in values.items() if name != LIVE}
 
 
@@ -170,15 +170,15 @@ class _Steps:
             self._begin()
 
     def step(self) -> None:
-        """One step of each state."""
+        """Make one step of each state."""
         self._family.step(self._states, pack if len(self._states) > 1 else None)
 
     def export(self) -> Values:
-        """The state of the first of them between two steps."""
+        """Return the first state between two steps, exported."""
         return self._family.export(self._states[0])
 
     def finish(self) -> dict[Spec, Values]:
-        """Make the steps that are left, without which some models write nothing."""
+        """Make the steps that are left; some models write nothing without them."""
         while self._states[0].steps_done < self._num_steps:
             self.step()
         return {state.spec: self._family.finish(state) for state in self._states}
@@ -189,10 +189,10 @@ def _run(family: Family, stage: str, values: Mapping[Spec, Values]) -> dict[Spec
 
 
 def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
-    """A request with what the model does not draw without, and with a step more than are surely timed.
+    """Return a request with the required inputs and, if the model allows, one step more than are surely timed.
 
-    So little is left to do before it is decoded; where more are timed, it begins anew. It has no more steps than the
-    model has by default: one of few steps may refuse others.
+    This leaves few steps before the decode; if more are timed, the steps begin anew. It has no more steps than the
+    model has by default: a model of few steps may refuse more.
     """
     pictures = {
         one.name: (_noise(shape),) * (shape.frames if one.is_clip else 1)
@@ -220,7 +220,7 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
 
 
 def _steps_of(whole_steps: int, info: ModelInfo, has_pictures: bool) -> int:
-    """The steps that are made of these, with the strength that the stock call has by default."""
+    """Return the steps that are made of these, at the default strength of the stock call."""
     for one in info.arguments:
         if has_pictures and one.strength is not None and one.default:
             return one.strength.steps(whole_steps, one.default)
@@ -228,13 +228,13 @@ def _steps_of(whole_steps: int, info: ModelInfo, has_pictures: bool) -> int:
 
 
 def _noise(shape: Shape) -> Image:
-    """A picture for models that do not draw without one."""
+    """Return a random image for models that require one."""
     pixels = torch.randint(0, 256, (shape.height * shape.width * 3,), dtype=torch.uint8, generator=torch.Generator())
     return Image(height=shape.height, width=shape.width, pixels=pixels.numpy().tobytes())
 
 
 def _num_warmups(num_runs: int | None, device: torch.device) -> int:
-    """On CUDA the second call of a kind is recorded (`pipelines.cuda.graphs`)."""
+    """Return the number of warm-up runs. On CUDA the second call of a kind is recorded (`pipelines.cuda.graphs`)."""
     return 3 if num_runs else 2 if device.type == "cuda" else 1
 
 
@@ -247,7 +247,7 @@ class _Clock:
     num_runs: int | None
 
     def time(self, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> _Timing:
-        """Time `run`, without `prepare`, which is called before each; the last warm-up if nothing else is to be run."""
+        """Time `run`, without `prepare`, which is called before each; with 0 runs the last warm-up is timed."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # The first run is eager, and allocates what a step takes.
         runs_ns = [self._run_ns(run, prepare) for _ in range(_num_warmups(self.num_runs, self.device))][-1:]
@@ -267,7 +267,7 @@ class _Clock:
         return time.monotonic_ns() - start_ns
 
     def _agreed_num_runs(self, run_ns: int) -> int:
-        """The number of runs that fit into the budget by the clock of rank 0: it must be the same on all ranks."""
+        """Return the number of runs that fit into the budget by the clock of rank 0: all ranks need the same number."""
         num_runs = min(_MAX_RUNS, max(1, _BUDGET_NS // max(1, run_ns)))
         if self.comm is None:
             return num_runs
@@ -279,7 +279,7 @@ class _Clock:
 
 
 def _p99(values: list[int]) -> int:
-    """The 99th percentile by nearest rank; of fewer than 100 values the largest."""
+    """Return the 99th percentile by nearest rank; for fewer than 100 values the largest."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 

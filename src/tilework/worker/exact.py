@@ -1,4 +1,4 @@
-"""What a worker refuses to do with an exact request, although no scheduler should ask for it."""
+"""Checks of exact requests: a worker refuses works that would change their images, though no scheduler should ask."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from tilework.core.wire.spec import Spec
 
 
 class NotExact(RuntimeError):
-    """A work would make the picture of an exact request differ from the stock pipeline's."""
+    """A work would make the image of an exact request differ from the stock pipeline's."""
 
 
 def check_exact(spec: Spec, command: Execute) -> None:
-    """Raises:
-    NotExact: the request is exact, and would run in a group, together with others, or in slices.
+    """Check that a work keeps an exact request exact.
+
+    Raises:
+        NotExact: the request is exact, and would run in a group, together with others, or in slices.
     """
     if spec.exact and (way := _inexact_way(command)):
         raise NotExact(f"the request is exact, and would run {way}")

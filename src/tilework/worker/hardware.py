@@ -12,20 +12,20 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_hardware(device: torch.device) -> str:
-    """Name of the GPU, or name and number of cores of the CPUs that this process may run on."""
+    """Return the name of the GPU, or name and number of cores of the CPUs that this process may run on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
 
 
 class DeviceFailed(Exception):
-    """A worker cannot go on, since its device takes nothing from this process any more."""
+    """A worker cannot continue, since its device accepts nothing from this process any more."""
 
 
 def has_failed(device: torch.device) -> bool:
-    """Whether an accelerator answers every call of this process with an error, until that ends.
+    """Return whether an accelerator answers every call with an error for the rest of this process.
 
-    CUDA does so after a kernel has read or written where it must not, and after many faults of the card.
+    CUDA does so after a kernel has accessed invalid memory, and after many faults of the card.
     """
     if device.type != "cuda":
         return False
@@ -37,7 +37,7 @@ def has_failed(device: torch.device) -> bool:
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Bytes in use on an accelerator, by all processes; None for a CPU."""
+    """Return the bytes in use on an accelerator, by all processes; None for a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -45,7 +45,7 @@ def memory_in_use(device: torch.device) -> int | None:
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The first "model name" in /proc/cpuinfo; if there is none (ARM, for example), the architecture."""
+    """Return the first "model name" in /proc/cpuinfo; if there is none (ARM, for example), the architecture."""
     try:
         lines = cpuinfo.read_text("utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory values and states hold, whatever their family has made them of."""
+"""Memory that values and states hold, whatever objects their family uses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NOTHING_MORE = (*_PLAIN, *_OF_THE_MODEL, *_CODE)
 
 
 def held_bytes(*roots: object) -> int:
-    """The bytes of the memory of all tensors and arrays that can be reached from these, each piece of memory once.
+    """Return the bytes of all tensors and arrays that are reachable from `roots`, each piece of memory counted once.
 
     They are found in containers, in attributes and in the variables of paused coroutines. Modules, pipelines and
-    tokenizers are not visited: they are the model's.
+    tokenizers are not visited: they belong to the model.
     """
     sizes: dict[int, int] = {}
     seen: set[int] = set()
@@ -45,7 +45,7 @@ def held_bytes(*roots: object) -> int:
 
 
 def _memory_of(one: Tensor | np.ndarray) -> tuple[int, int]:
-    """The address and size of the memory of a tensor or array, also of a part of a larger one."""
+    """Return the address and size of the memory of a tensor or array, also of a part of a larger one."""
     if isinstance(one, np.ndarray):
         while isinstance(one.base, np.ndarray):
             one = one.base
@@ -57,7 +57,7 @@ def _memory_of(one: Tensor | np.ndarray) -> tuple[int, int]:
 
 
 def _parts_of(one: Any) -> Iterable[Any]:
-    """What a container or an object refers to; containers that are objects, too, do so in both ways."""
+    """Return what a container or an object refers to: items, attributes, or both."""
     kind: type = type(one)
     items: Iterable[Any] = one.values() if isinstance(one, Mapping) else one if isinstance(one, _ITEMS) else ()
     if kind is dict or kind in _ITEMS:
@@ -74,10 +74,10 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _variables(frame: FrameType | None) -> Iterator[Any]:
-    """The variables of a paused function and of those that it was called by."""
+    """Yield the variables of a paused function and of its callers."""
     while frame is not None:
         variables = frame.f_locals
         yield from list(variables.values())
         if isinstance(variables, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            variables.clear()  # Before Python 3.13 the frame keeps this copy, and with it what it had then.
+            variables.clear()  # Before Python 3.13 the frame keeps this copy, and its old values with it.
         frame = frame.f_back

@@ -1,9 +1,9 @@
-"""The jobs that a worker knows: what stages have written of them, and their state between two steps.
+"""The jobs that a worker knows: the outputs of their stages, and their state between two steps.
 
-A worker keeps them after a work, so that the next one here starts at once. Blobs hold the same. What is kept of jobs
-without a work is bounded: beyond that jobs *spill*, which drops their tensors, and their next work here reads the blobs
-again. The controller need not know: the worker has the same jobs as before. It discards no blob of a state from which
-a job may go on, so one that is missing is of a job that goes on elsewhere, or has ended.
+A worker keeps them after a work, so that the next one here starts at once. Blobs hold the same. The memory of jobs
+without a work is bounded. Beyond the bound jobs *spill*: their tensors are dropped, and their next work here reads the
+blobs again. The controller need not know: the worker has the same jobs as before. The controller discards no blob of a
+state from which a job may go on, so a missing blob means that the job goes on elsewhere or has ended.
 
 Rejected: drops that the controller orders. It would need bytes in its events, and a device would exceed its bound until
 the order came. Rejected, too: copies in the host's memory, which would be there twice.
@@ -38,7 +38,7 @@ class JobMissing(Exception):
 class Job:
     """A job as it is here, which is outdated once the job continues elsewhere.
 
-    `values` are what its stages have written, by name, as far as later ones need it. The stages up to `begun_at` are
+    `values` are the outputs of its stages, by name, as far as later ones need them. The stages up to `begun_at` are
     done; `state` is that of the next one if it has made steps. `saved` are the blobs that are known to hold some of it,
     by the position after which they were written. A job that was spilled at a position has nothing else.
     """
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def stage(self) -> Stage:
-        """The stage that is next or has begun."""
+        """Stage that is next or has begun."""
         stage = self.itinerary.at[self.begun_at].stage
         assert stage is not None, "nothing of the job is left"
         return stage
@@ -74,7 +74,7 @@ class Job:
         return self.begun_at == self.itinerary.length
 
     def take_outputs(self, outputs: dict[str, Any]) -> None:
-        """End the stage here, with these outputs; what no later stage reads is dropped, but the result is kept."""
+        """End the stage here with these outputs. Drops what no later stage reads; at the end keeps the result."""
         place = self.itinerary.at[self.begun_at]
         self.begun_at, self.state = self.itinerary.ends[place.num_done], None
         if self.is_ended:
@@ -84,12 +84,12 @@ class Job:
         self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in kept}
 
     def take_values(self) -> dict[str, Any]:
-        """The values, which the job no longer has."""
+        """Return the values and remove them from the job."""
         values, self.values = self.values, {}
         return values
 
     def use_cache(self, family: Family, choice: CacheChoice | None = None) -> None:
-        """Let its next steps use this cache; None: none. If it had another, they find nothing kept."""
+        """Let its next steps use this cache; None: none. If the job had another cache, they find nothing kept."""
         if self.spec.cache == choice:
             return
         self.spec = replace(self.spec, cache=choice)
@@ -103,22 +103,22 @@ class Job:
             self.take_outputs(dict(family.finish(state)))
 
     def drop_progress(self) -> None:
-        """Drop what a group may have computed of messages that never came; outputs of stages that are done stay."""
+        """Drop what a group may have computed from messages that never came; outputs of done stages stay."""
         self.state = None
         self.values = {name: value for name, value in self.values.items() if name != LIVE}
 
     def note(self, saved: SavedState) -> None:
-        """Note a blob that holds what is here; earlier ones of a state between two steps are superseded."""
+        """Note a blob that holds what is here. It supersedes earlier blobs of a state between two steps."""
         self.saved = {place: one for place, one in self.saved.items() if place in self.itinerary.ends}
         self.saved[saved.position] = saved
 
     def note_written(self, blob: StateBlob) -> None:
-        """Note that a blob holds what a work has made here."""
+        """Note that a blob holds the result of a work here."""
         self.note(SavedState(self.itinerary.at[self.position - 1].num_done, self.position, blob))
 
     @property
     def sources(self) -> tuple[SavedState, ...] | None:
-        """The blobs that hold all that is needed from here, in the order of stages; None if one is not known."""
+        """Blobs that hold all that is needed from here, in the order of stages; None if one is not known."""
         needed = self.itinerary.needed_from[self.itinerary.at[self.begun_at].num_done]
         places = [self.itinerary.ends[index] for index in needed]
         places += [] if self.position == self.begun_at else [self.position]
@@ -126,13 +126,13 @@ class Job:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of its tensors, as after its latest work."""
+        """Bytes of its tensors, as after its latest work."""
         if self._held_bytes is None:
             self._held_bytes = held_bytes(self.values, self.state)
         return self._held_bytes
 
     def touch(self) -> None:
-        """A work begins, which may change what is held."""
+        """Note that a work begins, which may change what is held."""
         self._held_bytes = None
 
     def spill(self) -> None:
@@ -141,7 +141,7 @@ class Job:
         self.values, self.state = {}, None
 
     def written(self, family: Family) -> dict[str, Any]:
-        """What a blob of the job holds: its state between two steps, or the outputs of the stage that was done last."""
+        """Return the contents of the job's blob: its state between two steps, or the outputs of its latest stage."""
         if self.state is not None:
             return dict(family.export(self.state))
         outputs = self.itinerary.stages[self.itinerary.at[self.begun_at].num_done - 1].spec.outputs
@@ -149,25 +149,25 @@ class Job:
 
 
 def outputs_read(itinerary: Itinerary, num_done: int) -> set[str]:
-    """The outputs of the first `num_done` stages that those after them read."""
+    """Return the outputs of the first `num_done` stages that later ones read."""
     done, left = itinerary.stages[:num_done], itinerary.stages[num_done:]
     read = {name for stage in left for name in stage.spec.inputs}
     return read.intersection(name for stage in done for name in stage.spec.outputs)
 
 
 class Jobs:
-    """Jobs by id. Why a job was lost is remembered for the last 1024 of them, so that its works can say so."""
+    """Jobs by id. Remembers why the last 1024 lost jobs were lost, so that their works can say so."""
 
     def __init__(self) -> None:
         self.num_spills = 0
-        self._jobs: dict[int, Job] = {}  # In the order in which they were used last.
+        self._jobs: dict[int, Job] = {}  # Least recently used first.
         self._lost: dict[int, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def __contains__(self, job_id: int) -> bool:
-        """Whether a job is here and not spilled."""
+        """Return whether a job is here and not spilled."""
         job = self._jobs.get(job_id)
         return job is not None and not job.is_spilled
 
@@ -176,11 +176,11 @@ class Jobs:
         self._jobs[job_id] = job
 
     def find(self, job_id: int) -> Job | None:
-        """A job that is here, spilled or not."""
+        """Return a job that is here, spilled or not."""
         return self._jobs.get(job_id)
 
     def get(self, job_id: int) -> Job:
-        """Raises JobMissing, with the reason if it is known."""
+        """Return a job. Raises JobMissing, with the reason if it is known."""
         if job_id not in self:
             unknown = "it was never begun or imported here, or has been forgotten", False
             why, state_lost = self._lost.get(job_id, unknown)
@@ -188,7 +188,7 @@ class Jobs:
         return self._jobs[job_id]
 
     def at(self, job_id: int, position: int) -> Job:
-        """Like `get`, for works: the job must be at this position."""
+        """Return a job for a work, as `get`; the job must be at this position."""
         job = self.get(job_id)
         if job.position != position:
             raise JobMissing(f"the state of job {job_id} here is at position {job.position}, not {position}")
@@ -197,9 +197,9 @@ class Jobs:
         return job
 
     def spill(self, most_bytes: int, with_work: Container[int]) -> int:
-        """Spill jobs until those not `with_work` hold at most `most_bytes`; returns what they hold then.
+        """Spill jobs until those not `with_work` hold at most `most_bytes`; return the bytes that they then hold.
 
-        The ones that were used the longest ago are first. A job of which a blob is not known stays as it is.
+        The least recently used jobs come first. A job with a blob that is not known stays as it is.
         """
         idle = [job for job_id, job in self._jobs.items() if job_id not in with_work]
         held = sum(job.held_bytes for job in idle)
@@ -217,7 +217,7 @@ class Jobs:
         self._lost.pop(job_id, None)
 
     def clear(self) -> None:
-        """Forget all jobs: their ids will be those of others."""
+        """Forget all jobs: their ids will belong to other jobs."""
         self._jobs.clear()
         self._lost.clear()
 

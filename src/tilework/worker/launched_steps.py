@@ -10,19 +10,19 @@ from tilework.core.time import NS_PER_MS
 from tilework.worker.synchronize import Mark, Wait
 
 SHORT_STEP_NS = 100 * NS_PER_MS
-"""The host runs ahead of shorter steps. A stop then takes effect later by one of them."""
+"""Duration below which the host runs ahead of steps. A stop then takes effect one step later."""
 
 
 class LaunchedSteps:
-    """The steps of a work, of which the device is to do one after another.
+    """The steps of a work, which the device does one after another.
 
     A host that waits for each step before it launches the next leaves the device idle meanwhile. With `mark` it *runs
-    ahead* of short steps, by one: it launches the next, and then waits for the one before by its mark. How long steps
-    take is known from the latest one that was waited for, so none is launched beside the first. Without `mark` the host
-    waits for each by `synchronize`.
+    ahead* of short steps, by one: it launches the next, and then waits for the previous one by its mark. The duration
+    of steps is that of the latest one that was waited for, so nothing is launched beside the first. Without `mark` the
+    host waits for each step by `synchronize`.
 
-    A step that waits in the device's queue takes no memory of its own: torch's allocator gives memory again in the
-    order of the one stream, so the step gets what the one before it has given back.
+    A step that waits in the device's queue takes no memory of its own: torch's allocator reuses memory in the order of
+    the one stream, so the step gets what the previous one has freed.
     """
 
     def __init__(self, synchronize: Wait, mark: Mark | None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -34,16 +34,16 @@ class LaunchedSteps:
 
     @property
     def most_ahead(self) -> int:
-        """How many steps the device may still have to do when the next one is launched."""
+        """Largest number of steps that the device may still have to do when the next one is launched."""
         is_short = self._step_ns is not None and self._step_ns < SHORT_STEP_NS
         return 1 if is_short and self._mark is not None else 0
 
     def add(self) -> None:
-        """A step was launched just now."""
+        """Note that a step was launched just now."""
         self._waits.append(self._synchronize if self._mark is None else self._mark())
 
     def wait(self, most_left: int) -> None:
-        """Wait until the device has at most `most_left` steps to do. Raises what it, or its group, failed with."""
+        """Wait until the device has at most `most_left` steps to do. Raises the error of the device or its group."""
         while len(self._waits) > most_left:
             self._waits.popleft()()
             now_ns = self._now_ns()

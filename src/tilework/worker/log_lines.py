@@ -1,4 +1,4 @@
-"""How lines of the log look: those of the server, its agents and its workers, which write to its stderr."""
+"""Format of the log: lines of the server, its agents and its workers, which write to its stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Kind = tuple[str, int, str, type[BaseException] | None]
 
 
 def log_to_stderr(level: int = logging.NOTSET) -> None:
-    """Log warnings of this process; of this package what has at least this level, if one is given."""
+    """Log warnings of this process, and all of this package from `level` on, if one is given."""
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler(sys.stderr)])
     logging.getLogger("tilework").setLevel(level)
 
@@ -32,10 +32,10 @@ class _Window:
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes lines with their time in UTC, level and module; of warnings and errors of a kind 20 in 10 seconds.
+    """Writes lines with their time in UTC, level and module; at most 20 warnings and errors of a kind in 10 seconds.
 
-    A kind comes from one place: numbers in its lines may differ. How many others there were is one further line,
-    written with the next record of any kind after the 10 seconds, or when the handler is closed.
+    Lines of a kind come from one place and may differ in numbers. One further line counts those that were left out; it
+    is written with the next record of any kind after the 10 seconds, or when the handler is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -46,7 +46,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self._windows: dict[_Kind, _Window] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, unless it is one of too many of its kind."""
+        """Write a record, unless there are too many of its kind."""
         self._end_windows(record.created - _WINDOW_S)
         if record.levelno < logging.WARNING or self._is_written(record):
             super().emit(record)
@@ -72,7 +72,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         return False
 
     def _end_windows(self, until_s: float) -> None:
-        """End those that began before, the oldest first, and write what they have left out."""
+        """End the windows that began before `until_s`, the oldest first, and write what they have left out."""
         while self._windows:
             kind, window = next(iter(self._windows.items()))
             if window.begin_s > until_s:

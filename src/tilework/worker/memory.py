@@ -18,11 +18,11 @@ _SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "a
 """Parts of the messages of torch, its allocators, cuDNN and cuBLAS, in lower case; most raise a RuntimeError."""
 
 _ONEDNN_SIGN = "could not create a primitive"
-"""oneDNN's message where it cannot allocate, and also where it cannot compute what it is asked for."""
+"""Message of oneDNN if it cannot allocate, but also if it does not support an operation."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether `error` reports a lack of memory, of the host or of an accelerator."""
+    """Return whether `error` reports a lack of memory, of the host or of an accelerator."""
     match error:
         case MemoryError() | torch.OutOfMemoryError():
             return True
@@ -37,12 +37,12 @@ def is_out_of_memory(error: Exception) -> bool:
 class Budget:
     """The memory that a work may take beyond what the worker has when the work begins; None: all of the device.
 
-    On a CPU the kernel enforces it (RLIMIT_DATA), on an accelerator torch's allocator does. Memory that an
-    allocator keeps from earlier works does not count. With a budget, glibc is set to return large tensors at once;
-    otherwise it keeps them, in pieces that are too small for the next ones.
+    On a CPU the kernel enforces it (RLIMIT_DATA), on an accelerator torch's allocator does. Memory that an allocator
+    keeps from earlier works does not count. With a budget, glibc is set to return large tensors at once; otherwise it
+    keeps them, in pieces that are too small for the next ones.
 
     Raises:
-        OSError: there is no /proc, so that the budget of a CPU worker cannot be held.
+        OSError: there is no /proc, so the budget of a CPU worker cannot be enforced.
     """
 
     def __init__(self, device: torch.device, memory_bytes: int | None) -> None:
@@ -56,7 +56,7 @@ class Budget:
         return self._memory_bytes is not None
 
     def is_exceeded_by(self, error: Exception) -> bool:
-        """Whether `error` reports a lack of memory. With a budget on a CPU, oneDNN's ambiguous message counts, too."""
+        """Return whether `error` reports a lack of memory; with a budget on a CPU oneDNN's ambiguous message counts."""
         limits_cpu = self._memory_bytes is not None and self._device.type == "cpu"
         return is_out_of_memory(error) or (
             limits_cpu and isinstance(error, RuntimeError) and _ONEDNN_SIGN in str(error)
@@ -64,7 +64,7 @@ class Budget:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """While entered, allocations beyond the budget raise an error for which `is_exceeded_by` is true."""
+        """Make allocations beyond the budget raise an error for which `is_exceeded_by` is true, while entered."""
         if self._memory_bytes is None:
             yield
         elif self._device.type == "cuda":
@@ -82,7 +82,7 @@ class Budget:
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def release(self) -> None:
-        """Return the memory that a work that ran out of memory has left allocated."""
+        """Free the memory that remains allocated after a work ran out of memory."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -95,7 +95,7 @@ class Budget:
 
 
 def _glibc(name: str, *arguments: int) -> None:
-    """Call a malloc function of glibc; does nothing with other C libraries."""
+    """Call a malloc function of glibc; do nothing with other C libraries."""
     if function := getattr(ctypes.CDLL(None), name, None):
         function(*arguments)
 
@@ -105,7 +105,7 @@ def _least(limit: int, soft: int) -> int:
 
 
 def _data_bytes() -> int:
-    """What the kernel counts against RLIMIT_DATA."""
+    """Return the bytes that the kernel counts against RLIMIT_DATA."""
     try:
         lines = _STATUS.read_text("ascii", errors="replace").splitlines()
     except OSError as error:

@@ -14,9 +14,9 @@ from tilework.worker.steps import WorkJob
 
 
 def write_states(family: Family, blobs: StateBlobs, members: Iterable[WorkJob]) -> dict[int, StateBlob]:
-    """Write what a work has made of its jobs, which know their blobs then; returns these by job.
+    """Write the results of a work for its jobs, which then know their blobs; return the blobs by job.
 
-    There is none for a job of which nothing is done. After an error no blob remains.
+    A job of which nothing is done has no blob. After an error no blob remains.
     """
     written: dict[int, StateBlob] = {}
     begun = [member for member in members if member.job.position]
@@ -35,7 +35,7 @@ def write_states(family: Family, blobs: StateBlobs, members: Iterable[WorkJob]) 
 def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportState) -> Job:
     """Read the blobs of an import, in addition to what the worker has of the job if it is `known`.
 
-    What it has of a job that was spilled is read from its blobs, too.
+    The outputs of a job that was spilled here are read from its blobs, too.
 
     Raises:
         JobMissing: an output that the remaining stages read is neither here nor in the blobs.
@@ -68,7 +68,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
 
 
 def _outputs_spilled(here: Job | None, num_done: int, command: ImportState) -> list[SavedState]:
-    """What the stages after the first `num_done` read, and a spilled job has in blobs that an import does not name."""
+    """Return blobs of a spilled job with outputs that later stages need and that the import does not name."""
     if here is None or not here.is_spilled:
         return []
     ends, named = here.itinerary.ends, {one.index for one in command.states}

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class Previews:
     """Draws and emits a preview after every `every` steps of a member, but not after its last one; 0: never.
 
-    The picture comes first: if a preview fails, for example for lack of memory, the work continues without previews.
+    The image takes precedence: if a preview fails, for example for lack of memory, the work continues without previews.
     """
 
     def __init__(self, work_id: int, job_id: int, job: Job, every: int, emit: Callable[[Report], None]) -> None:
@@ -29,7 +29,7 @@ class Previews:
         self._emit = emit
 
     def show(self, state: StepState, draw: Callable[[], Image]) -> None:
-        """A preview of the step that is about to end, if one is due."""
+        """Emit a preview of the step that is about to end, if one is due."""
         if not self._every or not self._is_due(state):
             return
         try:
@@ -43,5 +43,5 @@ class Previews:
         self._emit(Preview(self._work_id, self._job_id, state.steps_done + 1 - self._first_step, image))
 
     def _is_due(self, state: StepState) -> bool:
-        num_done = self._num_before + state.steps_done + 1  # Of all stages with steps.
+        num_done = self._num_before + state.steps_done + 1  # Counts all stages with steps.
         return num_done < self._num_steps and num_done % self._every == 0

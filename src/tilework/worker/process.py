@@ -73,11 +73,11 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     """Load the models and execute commands from `connection`, a pipe for messages both ways (`comm.messages`).
 
     All `sources` have one device, number of threads and memory. Answers first `Loaded` or `LoadFailed` (and returns).
-    Returns on `Quit`, and when the other end is closed, for which the running work is stopped at its next step, and
-    with `LoadFailed` if weights cannot be loaded, or the device has failed. `site.device_id` chooses the device for
+    Returns on `Quit`, and when the other end is closed, which stops the running work at its next step. Returns with
+    `LoadFailed` if weights cannot be loaded, or the device has failed. `site.device_id` chooses the device for
     source.device "cuda".
     """
-    # Ctrl-C and SIGHUP may reach the whole process group; when to end is the parent's decision.
+    # Ctrl-C and SIGHUP may reach the whole process group; the parent decides when this process ends.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr(site.log_level)
@@ -103,7 +103,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
             return
         copies = _side_copies(source, site.device_id)
         models, loaded = _load(sources, site, start_ns, copies)
-        # A simulated device's memory is simulated by its family.
+        # The family simulates a simulated device's memory.
         budget = Budget(models.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
         link.send(LoadFailed(describe(error)))
@@ -158,9 +158,10 @@ def _read_for_others(link: _Link, site: Site) -> None:
 
 
 def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopies | None) -> tuple[Models, Loaded]:
-    """The models that can be loaded, and the report about all. With `loads_on_demand` none has weights on the device.
+    """Load models; return those that can be loaded, and the report about all.
 
-    One that replaces another worker, and can load none, raises why.
+    With `loads_on_demand` none has weights on the device. A worker that replaces another raises the reason if it can
+    load no model.
     """
     files = SharedWeights(Path(site.blobs) / WEIGHTS, copies)
     weights = Weights(files, _cell(site)) if site.loads_on_demand else None
@@ -183,7 +184,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
             if site.replaces and source is sources[-1] and not families:
                 raise
             not_loaded.append(NotLoaded(place, _name(source), _why(source, error)))
-            gc.collect()  # What it has loaded so far.
+            gc.collect()  # Frees what the model has loaded so far.
             continue
         name = family.info.name
         if name in families:
@@ -197,18 +198,18 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
 
 
 _Read = tuple[Family, LoadedModel, Mapping[str, Component]]
-"""A model, what the server must know of it, and its components by name."""
+"""A model, its description for the server, and its components by name."""
 
 
 def _whole(source: Source, info: ModelInfo | None, files: SharedWeights, loras: WorkerLoras) -> _Read:
-    """A model of which the device has all, all the time."""
+    """Load a model that is whole on the device all the time."""
     family = _family(source, info, files)
     usable, refused = loras.add_all(family, source)
     return family, described(family, source, {}, usable, refused), {}
 
 
 def _split(source: ModelSource, weights: Weights, loras: WorkerLoras) -> _Read:
-    """A model of which no device has all: not even while it is read."""
+    """Load a model that is never whole on any device, not even while it is read."""
     model, skeleton = leave_skeleton(source, weights)
     family, parts = take_over(source, skeleton, weights, loras, torch.device(source.device))
     return family, model, parts
@@ -219,9 +220,9 @@ def _cell(site: Site) -> Cell | None:
 
 
 def _family(source: Source, info: ModelInfo | None, files: SharedWeights) -> Family:
-    """A model with its weights on the device: on CPUs in `files` that other workers share.
+    """Load a model with its weights on the device: on CPUs in `files` that other workers share.
 
-    A CPU slot knows what it is, and needs no weights if it does nothing but write videos or run a workflow's stages.
+    A CPU slot knows the model's info, and needs no weights if it only writes videos or runs a workflow's stages.
     """
     if isinstance(source, SimulatedSource):
         return SimulatedFamily(source)
@@ -237,7 +238,7 @@ def _name(source: Source) -> str:
 
 
 def _why(source: Source, error: Exception) -> str:
-    """Why a model cannot be loaded, for clients, too: they do not learn where it lies."""
+    """Return why a model cannot be loaded, without its path: clients read it, and must not learn the path."""
     reason = str(error) if isinstance(error, ModelError) else describe(error)
     if isinstance(source, SimulatedSource) or not ("/" in source.path or Path(source.path).exists()):
         return reason
@@ -255,13 +256,13 @@ def _location(source: Source) -> str:
 
 
 def _side_copies(source: Source, device_id: int) -> SideCopies | None:
-    """Copies by a stream of their own, if they are asked for on a device that has streams."""
+    """Return copies by a separate stream, if they are asked for on a device that has streams."""
     is_asked_for = isinstance(source, ModelSource) and source.copy_stream and source.device == "cuda"
     return SideCopies(CudaStreams(torch.device("cuda", device_id))) if is_asked_for and _has_cuda() else None
 
 
 def _side_stream(device: torch.device, device_id: int) -> AbstractContextManager[object]:
-    """A stream of its own of the device for the thread that enters it, so that its copies do not wait for a run."""
+    """Enter a separate stream of the device for this thread, so that its copies do not wait for a run."""
     if device.type != "cuda":
         return nullcontext()
     streams = CudaStreams(torch.device("cuda", device_id))
@@ -269,12 +270,12 @@ def _side_stream(device: torch.device, device_id: int) -> AbstractContextManager
 
 
 def _has_cuda() -> bool:
-    """Whether CUDA can be used. If it cannot, `load` says so."""
+    """Return whether CUDA can be used. If it cannot, `load` says so."""
     return torch.cuda.is_available()
 
 
 def _device_name(source: Source, device_id: int) -> str:
-    """The device as `ps` shows it: cuda:0, cpu, or simulated."""
+    """Return the device as `ps` shows it: cuda:0, cpu, or simulated."""
     if isinstance(source, SimulatedSource):
         return "simulated"
     return f"{source.device}:{device_id}" if source.device == "cuda" else source.device
@@ -299,7 +300,7 @@ class _Link:
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
     def wait(self) -> None:
-        """Until `Quit`, or until the other end is closed."""
+        """Wait for `Quit`, or until the other end is closed."""
         while not isinstance(self.queue.get(), Quit):
             pass
 
@@ -308,13 +309,13 @@ class _Link:
             try:
                 send_message(self._connection, report)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # The receiver sees, too, that the other end is closed, and ends the process.
-            except BaseException:  # Perhaps a part has been sent, which nothing can follow. The process ends as above.
+                pass  # The receiver also notices that the other end is closed, and ends the process.
+            except BaseException:  # Perhaps a part was sent, and nothing may follow it. The process ends as above.
                 self._connection.shutdown(socket.SHUT_RDWR)
                 raise
 
     def fail(self, error: Exception) -> None:
-        """Say why nothing more can be sent, and end the process as above."""
+        """Report why nothing more can be sent, and end the process as above."""
         self.send(LoadFailed(f"its results cannot be sent: {describe(error)}"))
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What the card of a worker and torch's allocator say of themselves, read on a thread of its own, beside what runs.
+"""Readings of a worker's card and of torch's allocator, by a separate thread, beside what runs.
 
 NVML is asked through the package nvidia-ml-py, if that and the driver's library are there.
 """
@@ -30,7 +30,7 @@ _REASONS: Sequence[tuple[str, str]] = (
     ("SyncBoost", "other cards"),
     ("ApplicationsClocksSetting", "fixed clock"),
 )
-"""What may keep a clock down: how the names of NVML's constants end, and the word of SLOWDOWNS for it."""
+"""Reasons for a low clock: the end of the name of NVML's constant, and the word of SLOWDOWNS for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class NvmlCard:
 
     @staticmethod
     def of(uuid: str) -> NvmlCard | None:
-        """The card with the UUID that CUDA says; None: there is no NVML, or it does not know the card."""
+        """Return the card with this UUID of CUDA; None if there is no NVML, or it does not know the card."""
         try:
             import pynvml
         except ImportError:
@@ -55,7 +55,7 @@ class NvmlCard:
             return None
 
     def read(self) -> CardReading:
-        """What the card says now; it takes a few milliseconds, and waits for no kernel."""
+        """Read the card's values now; takes a few milliseconds, and waits for no kernel."""
         nvml, asked = self.nvml, self._asked
         memory = asked(nvml.nvmlDeviceGetMemoryInfo)
         clock_mhz, most_mhz = (
@@ -75,7 +75,7 @@ class NvmlCard:
         )
 
     def _asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer; None if the card or the driver has none."""
+        """Return the answer; None if the card or the driver has none."""
         try:
             return function(self.handle, *arguments)
         except self.nvml.NVMLError:
@@ -92,12 +92,12 @@ def _scaled(value: Any, scale: Callable[[Any], _T]) -> _T | None:
 
 
 def _own_bytes(processes: Any) -> int | None:
-    """The memory of this process; None if NVML does not list it, as in a container, or does not tell."""
+    """Return the memory of this process; None if NVML does not list it, as in a container, or does not tell."""
     return next((one.usedGpuMemory for one in processes if one.pid == os.getpid()), None)
 
 
 def read_allocator(device: torch.device) -> AllocatorReading:
-    """What torch's allocator has counted in this process."""
+    """Return the counts of torch's allocator in this process."""
     counts = torch.cuda.memory_stats(device)
     return AllocatorReading(
         reserved_bytes=counts.get("reserved_bytes.all.current", 0),
@@ -110,7 +110,7 @@ def read_allocator(device: torch.device) -> AllocatorReading:
 
 
 def read_start(device: torch.device, card: NvmlCard | None) -> StartMemory:
-    """What a device has now, when models have been loaded and nothing has run."""
+    """Return the memory of a device now, when models have been loaded and nothing has run."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     allocator = read_allocator(device)
     own_bytes = None if card is None else card.read().worker_bytes
@@ -123,19 +123,19 @@ def read_start(device: torch.device, card: NvmlCard | None) -> StartMemory:
 
 
 def report_readings(device: torch.device, send: Callable[[DeviceReading], None]) -> None:
-    """Send a reading of a CUDA device now and every PERIOD_S until the process ends; of others there is none.
+    """Send a reading of a CUDA device now and every PERIOD_S until the process ends; other devices send none.
 
     Called when the models have been loaded, and before anything runs.
     """
     if device.type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())  # Each thread has a current one of its own.
+        device = torch.device("cuda", torch.cuda.current_device())  # Each thread has its own current device.
         card = NvmlCard.of(str(torch.cuda.get_device_properties(device).uuid))
         reading = partial(_read, device, card, read_start(device, card))
         Thread(target=send_readings, args=(reading, send), name="readings", daemon=True).start()
 
 
 def send_readings(read: Callable[[], DeviceReading], send: Callable[[DeviceReading], None]) -> None:
-    """Send a reading every PERIOD_S, for ever."""
+    """Send a reading every PERIOD_S, without end."""
     while True:
         send(read())
         time.sleep(PERIOD_S)

@@ -52,9 +52,9 @@ class SimulatedState:
 class SimulatedFamily:
     """A `Family` that sleeps. Groups, messages and blobs are real; states are as large as FLUX's in half precision.
 
-    Within a work the steps end when the table says: what the worker does between two steps overlaps the sleep, as it
-    would overlap an accelerator's work. What it does between two works does not. A group follows the clock of rank 0,
-    which may have to draw previews.
+    Within a work the steps end when the table says: the worker's own actions between two steps overlap the sleep, as
+    they would overlap an accelerator's work. Between two works they do not. A group follows the clock of rank 0, which
+    may have to draw previews.
     """
 
     def __init__(self, source: SimulatedSource) -> None:
@@ -138,7 +138,7 @@ class SimulatedFamily:
             state.steps_done += 1
 
     def _preview(self, state: SimulatedState) -> Image:
-        """The decoded picture, but smaller."""
+        """Return the decoded image, but smaller."""
         shape = preview_shape(state.spec.shape)
         self._parallel.take(self._run_ns(self._graph.stage(state.stage).spec.previews, [shape], 1))
         return _flat(shape, state.spec.seed)
@@ -147,11 +147,11 @@ class SimulatedFamily:
         return dict.fromkeys(self._graph.stage(state.stage).spec.outputs, state.latents)
 
     def image(self, spec: Spec, values: Values) -> Image:
-        """A picture of one colour, which depends on the seed."""
+        """Return an image of one colour, which depends on the seed."""
         return _flat(spec.shape, spec.seed)
 
     def file(self, spec: Spec, values: Values) -> File:
-        """A video of one colour, which depends on the seed, and small, so that it takes hardly any time."""
+        """Return a video of one colour, which depends on the seed; small, so that it takes hardly any time."""
         assert spec.video is not None
         colour = torch.tensor(_colour(spec.seed), dtype=torch.uint8)
         return video_file(colour.expand(spec.frames, _VIDEO_SIDE, _VIDEO_SIDE, 3), spec.video)
@@ -168,7 +168,7 @@ class SimulatedFamily:
         return self._costs.run_ns(self._graph.stage(stage), shapes, degree)
 
     def _check_memory(self, stage: str, shapes: Sequence[Shape], degree: int, share: float = 1.0) -> None:
-        """The peak grows with all pixels together, from the tabled size that is nearest.
+        """Check that a stage has enough memory. Its peak grows with all pixels together, from the nearest tabled size.
 
         Raises:
             MemoryError: this `share` of it is more than there is.
@@ -208,7 +208,7 @@ class _Clocked(Parallel):
         self._sleep_until(self._due_after(run_ns))
 
     def take_step(self, run_ns: int) -> None:
-        """The same in lockstep, until the step of rank 0 ends."""
+        """Sleep for a step in lockstep, until the step of rank 0 ends."""
         due_ns = self._due_after(run_ns)
         if self.degree > 1:  # The table's step time contains the communication.
             due_ns = int(self.gather(torch.tensor([[due_ns]], dtype=torch.float64), None).item())

@@ -60,7 +60,7 @@ class StateBlobs:
             waited_s = time.monotonic()
 
     def _write_file(self, name: str, pieces: list[memoryview]) -> int:
-        """Write a file; returns its number of bytes."""
+        """Write a file; return its number of bytes."""
         hidden = self._directory / f".{name}"
         try:
             with hidden.open("wb", buffering=0) as file:
@@ -103,7 +103,7 @@ def _write_all(descriptor: int, piece: memoryview) -> int:
 
 
 def _read_all(descriptor: int, length: int, size: int, copies: Copies) -> memoryview:
-    """The next `length` bytes of a file of `size` bytes: there is room for no more than that, whatever it promises."""
+    """Read the next `length` bytes of a file of `size` bytes; allocate no more than that, whatever the file says."""
     if length > size:
         raise TruncatedStateBlob(f"a blob of {size} bytes ends before {length} more")
     memory, filled = room(length, copies), 0

@@ -32,19 +32,19 @@ class WorkJob:
 
     @property
     def num_steps_left(self) -> int:
-        """The steps of the work's stage that are left when the work begins."""
+        """Number of steps of the work's stage that are left when the work begins."""
         return self.job.itinerary.at[self.position].num_left_here
 
 
 class Steps:
-    """Runs the steps of the `jobs` of a work. Several jobs share forward passes, by `pack`, which may keep something of
-    jobs with a cache, too; a group, which has a `comm`, runs one job, in lockstep.
+    """Runs the steps of the `jobs` of a work. Several jobs share forward passes by `pack`, which may also keep data of
+    jobs with a cache; a group, which has a `comm`, runs one job, in lockstep.
 
     A worker that leads (alone, or rank 0 of its group) reports progress and previews.
 
     With `mark` the host of a worker that is alone runs ahead of short steps (`LaunchedSteps`). In a group it never
-    does: a stop is read from each step (`Parallel.stop_agreed`), for which the host has to wait, and ranks that measure
-    different times would launch different numbers of steps.
+    does: each step yields whether to stop (`Parallel.stop_agreed`), and the host has to wait for that. Also, ranks that
+    measure different times would launch different numbers of steps.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Steps:
         }
 
     def run(self, most: int, before_each: Callable[[], None] = lambda: None) -> int:
-        """Run up to `most` steps; returns how many were done, which is fewer after a stop. To be called once.
+        """Run up to `most` steps; return how many were done, which is fewer after a stop. To be called once.
 
-        The device has done all of them then, and after an error all that were launched. A stop ends the work after the
-        step that was launched last, which may be one after the step that runs.
+        At the return the device has done all of them, and after an error all that were launched. A stop ends the work
+        after the step that was launched last, which may be one after the step that runs.
 
         Raises:
             GroupBroken: the states are those of the latest whole step, or dropped if they may be wrong.
@@ -89,7 +89,7 @@ class Steps:
                 self._wait(most_left=0)
 
     def _run(self, begun: Sequence[tuple[WorkJob, StepState]], most: int, before_each: Callable[[], None]) -> int:
-        """Launch the steps; returns how many. Progress is told of those that are done and not the last one."""
+        """Launch the steps; return how many. Reports progress after each step that is done, except the last."""
         for num_launched in count(1):
             before_each()
             self._step(begun)
@@ -108,7 +108,7 @@ class Steps:
         return parallel.stop_agreed
 
     def _wait(self, most_left: int) -> None:
-        """Wait for the launched steps but `most_left`. If the device fails in one, the jobs keep nothing of theirs."""
+        """Wait for all launched steps but `most_left`. If the device fails in one, the jobs drop their progress."""
         try:
             self._launched.wait(most_left)
         except Exception:
@@ -127,7 +127,7 @@ class Steps:
         return state
 
     def _step(self, jobs: Sequence[tuple[WorkJob, StepState]]) -> None:
-        """One step of each job."""
+        """Make one step of each job."""
         self._family.parallel.wants_stop = self._works.is_stopped(self._work_id)
         previews = {id(state): self._previews[job.job_id] for job, state in jobs}
         try:
@@ -143,7 +143,7 @@ class Steps:
             raise
 
     def _drawn(self, draw: Callable[[], Image]) -> Image:
-        """A preview, for which the host has waited. Raises GroupBroken."""
+        """Draw a preview and wait for the device. Raises GroupBroken."""
         image = draw()
         synchronize(self._family.device, self._comm)
         return image
@@ -151,7 +151,7 @@ class Steps:
 
 @contextmanager
 def synchronized(jobs: Iterable[Job], device: torch.device, comm: Comm | None) -> Iterator[None]:
-    """While entered, something is computed of these jobs; left when the device has done it.
+    """Compute something of these jobs while entered; wait for the device at the end.
 
     Raises:
         GroupBroken: see `kept_if_right`.
@@ -163,11 +163,11 @@ def synchronized(jobs: Iterable[Job], device: torch.device, comm: Comm | None) -
 
 @contextmanager
 def kept_if_right(jobs: Iterable[Job], comm: Comm | None) -> Iterator[None]:
-    """While entered, something is computed of these jobs, and the device is waited for.
+    """Keep these jobs' progress only if it is right. While entered, the caller computes and waits for the device.
 
     Raises:
-        GroupBroken: messages that it was computed of may be wrong, whatever error followed from that. The jobs keep
-            nothing of it.
+        GroupBroken: messages in the computation may be wrong, whatever error followed from that. The jobs drop their
+            progress.
     """
     try:
         yield
@@ -180,7 +180,7 @@ def kept_if_right(jobs: Iterable[Job], comm: Comm | None) -> Iterator[None]:
 
 
 def leads(comm: Comm | None) -> bool:
-    """Whether a worker is alone, or the one that reports for its group."""
+    """Return whether a worker is alone, or the one that reports for its group."""
     return comm is None or comm.rank == 0
 
 

@@ -33,9 +33,9 @@ def sync_members(
     The ranks of a group learn of a stop at different times; rank 0 decides. The ranks wait for each other here, so that
     none waits inside the model.
 
-    A work that is stopped before it begins may lack the state on other ranks: the work that was to write it was
-    stopped, too, and nothing was moved. So a stop counts more than a missing state, and is asked for again if rank 0
-    has just read that there is none.
+    If a work is stopped before it begins, other ranks may lack the state: the work that was to write it was stopped,
+    too, and nothing was moved. So a stop counts more than a missing state, and the ranks ask for it again if a state is
+    missing and rank 0 has seen no stop.
 
     Raises:
         JobMissing: this worker does not have the state of the only job.

@@ -8,13 +8,13 @@ from tilework.core.comm import Comm, GroupBroken
 
 Wait = Callable[[], None]
 Mark = Callable[[], Wait]
-"""Marks the end of what a device has been told to do; the answer waits until the device is there, and for no more."""
+"""Marks the end of the work queued on a device so far; returns a function that waits for that point and no longer."""
 
 
 def synchronize(device: torch.device, comm: Comm | None = None) -> None:
     """Wait until `device` has finished what is queued on the current stream; on a CPU this returns at once.
 
-    Copies by a stream of their own are not waited for: weights that come beside a run would hold up its steps.
+    Copies by a separate stream are not waited for: weights that come beside a run would hold up its steps.
 
     Raises:
         GroupBroken: what the group exchanged meanwhile may be wrong.
@@ -26,7 +26,7 @@ def synchronize(device: torch.device, comm: Comm | None = None) -> None:
 
 
 def events_on(device: torch.device) -> Mark | None:
-    """Marks by events on the current stream of `device`; None for a CPU, which has no queue."""
+    """Return marks by events on the current stream of `device`; None for a CPU, which has no queue."""
     return (lambda: _recorded(device)) if device.type == "cuda" else None
 
 

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Of a job: the outputs of its last stage."""
+    """Result of a job: the outputs of its last stage."""
 
     job_id: int
     spec: Spec
@@ -62,17 +62,19 @@ class _Result:
 
 
 class Worker:
-    """Executes one command after another, and reports through `emit` how each work ended; if it has results, through
-    `emit_made`, which makes the report later, after what is emitted before and before what is emitted next.
+    """Executes one command after another, and reports through `emit` how each work ended.
 
+    If a work has results, `emit_made` makes and sends its report later, in order with what is emitted before and after.
     `works` holds the works that were received; `execute` closes those that it ends. Weights are loaded block by block
     (`load_block`), and a work waits only for those that its stage needs; those of `loads_ahead`, for which there is
     room already, may begin beside its steps. A work of a group runs in lockstep with the other ranks; rank 0 decides
-    when to stop. An error in a work is contained: the work answers `Failed`, its jobs are lost here, and their later
-    works fail; in a group the work of the other ranks breaks off. A group that breaks leaves each rank's state intact.
-    So does a work that needs more memory than `budget` allows: it frees its memory and reports how many steps were
-    done. Jobs without a received work keep `states_bytes` at most (see `jobs`); what the steps of jobs with a cache
-    leave for later ones is `cache_bytes` at most.
+    when to stop.
+
+    An error in a work is contained: the work answers `Failed`, its jobs are lost here, and their later works fail; in a
+    group the work of the other ranks breaks off. A group that breaks leaves each rank's state intact. So does a work
+    that needs more memory than `budget` allows: it frees its memory and reports how many steps were done. Jobs without
+    a received work keep `states_bytes` at most (see `jobs`). The steps of jobs with a cache keep `cache_bytes` at most
+    for later ones.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Worker:
 
     @property
     def num_jobs(self) -> int:
-        """Jobs of which something is kept, in memory or in blobs."""
+        """Number of jobs of which something is kept, in memory or in blobs."""
         return len(self._jobs)
 
     def execute(self, command: Command) -> None:
@@ -143,7 +145,7 @@ class Worker:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
     def _update_kept(self, command: Forget | NoteSaved | StartOver) -> None:
-        """Forget a job or all of them, or learn which blob one can spill to."""
+        """Forget a job or all of them, or note a blob that a job can spill to."""
         if isinstance(command, StartOver):
             self._jobs.clear()
             self._emit(StartedOver())
@@ -156,7 +158,7 @@ class Worker:
         self._spill()
 
     def load_block(self) -> bool:
-        """Load a block of the weights that it was told to load; False if none is left.
+        """Load a block of the weights that this worker was told to load; return False if none is left.
 
         To be called while there is no command.
 
@@ -166,7 +168,7 @@ class Worker:
         return self._loads.load_block()
 
     def _await_weights(self, model: str, stage: str | None, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Load what a stage needs of the weights that this worker was told to load; nothing else of them.
+        """Load what a stage needs of the weights that this worker was told to load, and no more of them.
 
         Ends early if the work for which it waits is stopped.
         """
@@ -175,7 +177,7 @@ class Worker:
             pass
 
     def _begin_loads(self) -> None:
-        """Begin loads that come after the running work, beside it. If its memory is limited, they count as its."""
+        """Begin loads that come after the running work, beside it; not with a memory limit, which would count them."""
         if not self._budget.is_limited:
             for command in self._loads_ahead():
                 self._loads.begin(command)
@@ -185,7 +187,7 @@ class Worker:
             pass
 
     def _next_stage(self, command: ImportState) -> str | None:
-        """The stage that an imported job is at: some models call its components when they get a state."""
+        """Return the stage of an imported job: some models call the stage's components when they get a state."""
         if command.model not in self._models:
             return None
         itinerary = self._models[command.model].info.graph.itinerary(command.spec.steps, result=command.spec.result)
@@ -212,12 +214,12 @@ class Worker:
         self._spill()  # Nothing waits for this.
 
     def _spill(self) -> None:
-        """Bound what jobs without a work keep."""
+        """Bound the memory that jobs without a work keep."""
         num_bytes = self._jobs.spill(self._states_bytes, self._works.job_ids)
         self.kept = KeptStates(num_bytes, self._jobs.num_spills, self._num_returns)
 
     def _return_spilled(self, command: Execute) -> None:
-        """Read the jobs of a work again that were spilled. One whose blobs are gone is not on this worker any more."""
+        """Read the spilled jobs of a work again. A job whose blobs are gone is not on this worker any more."""
         for job_id, position in command.members:
             job = self._jobs.find(job_id)
             if job is None or not job.is_spilled or not position or self._works.is_stopped(command.work_id):
@@ -228,7 +230,7 @@ class Worker:
             self._num_returns += job_id in self._jobs
 
     def _attempt(self, command: Execute, run: Callable[[Execute], Ended]) -> Report | None:
-        """The report of a work; None if there was not enough memory."""
+        """Return the report of a work; None if there was not enough memory."""
         try:
             if not self._works.is_stopped(command.work_id):  # Else its weights were not awaited.
                 self._models.require(command.model, command.stage)
@@ -251,7 +253,7 @@ class Worker:
             return Failed(command.work_id, describe(error), by_model=True)
 
     def _check_device(self, error: Exception) -> None:
-        """Raises DeviceFailed if nothing can follow an error, whatever request it came up in."""
+        """Raise DeviceFailed if the device can do nothing after this error, whichever request met it."""
         if has_failed(self._models.device):
             raise DeviceFailed(f"its device has failed: {describe(error)}") from error
 
@@ -260,13 +262,13 @@ class Worker:
             self._jobs.lose(job_id, f"work {command.work_id} failed with {reason}")
 
     def _starved(self, command: Execute) -> Ended:
-        """The end of a work that ran out of memory; one with steps may have done some before."""
+        """Return the end of a work that ran out of memory; one with steps may have done some before."""
         if self._has_steps(command):
             return replace(self._cut_off(command), out_of_memory=True)
         return _without_memory(command.work_id)
 
     def _begin_jobs(self, command: Execute) -> None:
-        """Begin the jobs of a work of which nothing is done yet."""
+        """Begin those jobs of a work of which nothing is done yet."""
         graph = self._models[command.model].info.graph
         for job_id, position in command.members:
             if not position:
@@ -345,7 +347,7 @@ class Worker:
         self._models.use(command.model, command.stage, loras)
 
     def _written(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
-        """The report with blobs of the jobs that are not done; the results of the others are made when it is sent."""
+        """Return the report with blobs of jobs that are not done; results of the others are made when it is sent."""
         done = [member for member in members if member.job.is_ended]
         others = [member for member in members if not member.job.is_ended]
         ended = replace(ended, blobs=write_states(family, self._blobs, others))
@@ -353,7 +355,7 @@ class Worker:
         return ended
 
     def _with_results(self, ended: Ended, family: Family, results: Sequence[_Result]) -> Report:
-        """The report with results, which a worker makes beside its next work; `Failed` if that raises."""
+        """Return the report with results, which a worker makes beside its next work; `Failed` if that raises."""
         try:
             images = {one.job_id: family.image(one.spec, one.values) for one in results if one.spec.video is None}
             files = {one.job_id: family.file(one.spec, one.values) for one in results if one.spec.video is not None}
@@ -394,7 +396,7 @@ class Worker:
         return self._written(family, ended, check.present) if leads(comm) else ended
 
     def _cut_off(self, command: Execute) -> Ended:
-        """The steps that this worker has done; its state may be one step ahead of the other ranks.
+        """Report the steps that this worker has done; its state may be one step ahead of the other ranks.
 
         No state is kept of several jobs if some are ahead of others.
         """
@@ -471,7 +473,7 @@ class Worker:
 
 
 def _cache_uses(members: Sequence[WorkJob]) -> dict[int, CacheUse]:
-    """What the caches of jobs did since this was asked last."""
+    """Return what the caches of jobs did since the last call."""
     uses = {one.job_id: one.job.state.take_cache_use() for one in members if one.job.state is not None}
     return {job_id: use for job_id, use in uses.items() if use is not None}
 

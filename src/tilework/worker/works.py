@@ -7,9 +7,9 @@ from threading import Lock
 
 
 class OpenWorks:
-    """Shared by the thread that receives commands and the one that executes them.
+    """Open works, shared by the thread that receives commands and the one that executes them.
 
-    Only an open work can be stopped, so a stop that comes after its work has ended leaves nothing behind.
+    Only an open work can be stopped, so a stop that comes after its work has ended has no effect.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class OpenWorks:
             return {job_id for job_ids in self._jobs.values() for job_id in job_ids}
 
     def stop(self, work_id: int) -> None:
-        """Ask a work to end after the step that is launched by then; does nothing if the work is not open."""
+        """Ask a work to end after the step that is launched by then; do nothing if the work is not open."""
         with self._lock:
             if work_id in self._stopped:
                 self._stopped[work_id] = True

@@ -14,7 +14,7 @@ _PART_BYTES = 1 << 16
 
 
 class Channel:
-    """Messages over a connection that has been greeted (`handshake`), in one epoch."""
+    """Messages over a connection whose handshake is done (`handshake`), in one epoch."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: Codec, epoch: int) -> None:
         self._reader, self._writer, self._codec = reader, writer, codec
@@ -22,31 +22,34 @@ class Channel:
 
     @property
     def host(self) -> str:
-        """The address of the other end."""
+        """Address of the other end."""
         return str(self._writer.get_extra_info("peername")[0])
 
     @property
     def own_host(self) -> str:
-        """The address under which the other end knows this one, unless something between them translates it."""
+        """Address by which the other end knows this one, unless something between them translates it."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send(self, message: object, address: int = -1) -> None:
-        """Send a message after the earlier ones. Nothing is sent over a connection that is closed."""
+        """Send a message after the earlier ones. Over a closed connection nothing is sent."""
         if not self._writer.is_closing():
             self._writer.writelines(frame(self._codec.encode(message, address), self.epoch))
 
     async def messages(self) -> AsyncIterator[tuple[int, Any]]:
-        """The messages that come, each with its address, until the other end closes. Raises BadFrame."""
+        """Yield the messages that arrive, each with its address, until the other end closes. Raises BadFrame."""
         while (payload := await read_frame(self._reader, self.epoch)) is not None:
             yield self._codec.decode(payload)
 
     async def drain(self) -> None:
-        """Wait until what was sent has left, or the connection is gone."""
+        """Wait until all that was sent has left, or the connection is lost."""
         with suppress(OSError):
             await self._writer.drain()
 
     async def discard(self, most_s: float) -> None:
-        """Drop what comes until the other end closes, for so long at most: unread bytes would cut off what it reads."""
+        """Drop bytes until the other end closes, for at most `most_s`.
+
+        Closing with unread bytes would reset the connection and cut off what the other end still reads.
+        """
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(most_s):
                 while await self._reader.read(_PART_BYTES):
@@ -56,5 +59,5 @@ class Channel:
         self._writer.close()
 
     def abort(self) -> None:
-        """Close at once, without what has not been sent yet. `messages` ends."""
+        """Close at once, without sending what is still waiting. `messages` ends."""
         self._writer.transport.abort()

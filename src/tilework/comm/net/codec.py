@@ -1,7 +1,7 @@
-"""Messages as bytes by schema: MessagePack of the fields of a dataclass, read by its annotations alone.
+"""Messages as bytes by schema: the fields of a dataclass as MessagePack, read by its annotations alone.
 
-Reading a message makes no object but of the types that the codec was made for and that their fields name. So no
-message can run code, unlike a pickle.
+Reading a message creates only objects of the types that the codec was made for and of the types of their fields. So
+no message can run code, unlike a pickle.
 
 Small messages take an eighth of a pickle's time, and a report with an image of 1024 px three times it, since its pixels
 are copied (`python bench/run.py nodes`). So pipes keep their pickles.
@@ -24,7 +24,7 @@ _HEAD = struct.Struct("!iH")
 class Codec:
     """Encodes messages of these types, each with an address: the number of a device, or -1.
 
-    `digest` differs if the types do, in any field: both ends of a connection must have the same.
+    `digest` differs if the types differ in any field: both ends of a connection must have the same.
     """
 
     def __init__(self, types: Sequence[type]) -> None:
@@ -39,7 +39,7 @@ class Codec:
         return _HEAD.pack(address, self._numbers[type(message)]) + self._encoder.encode(message)
 
     def decode(self, payload: bytes) -> tuple[int, Any]:
-        """The address and the message. Raises BadMessage if it is none, or holds what lies outside of its ranges."""
+        """Return the address and the message. Raises BadMessage if it cannot be read, or holds values out of range."""
         try:
             address, number = _HEAD.unpack_from(payload)
             message = self._decoders[number].decode(memoryview(payload)[_HEAD.size :])

@@ -1,4 +1,4 @@
-"""Files of a directory, from one node to another: one connection per file, parts with a checksum, a deadline."""
+"""Transfer of a directory's files to another node: one connection per file, parts with a checksum, a deadline."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FileServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send one file; its first frame is its size. No file: the connection is closed instead."""
+        """Send one file; its first frame is its size. If there is no such file, close the connection."""
         with closing(writer):
             try:
                 await admit(reader, writer, self._token, _DIGEST, self._epoch)
@@ -62,14 +62,14 @@ class FileServer:
 
 
 def checked_name(name: str) -> str:
-    """The name of a file that cannot lie outside its directory. Raises ValueError."""
+    """Return the name if it is that of a file inside its directory. Raises ValueError otherwise."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a blob")
     return name
 
 
 async def fetch_file(origin: Origin, token: bytes, name: str, target: Path, timeout_s: float) -> None:
-    """Fetch a file into `target`, which appears only when it is complete. Raises FetchFailed; nothing is left then."""
+    """Fetch a file into `target`, which appears only when complete. Raises FetchFailed and leaves nothing then."""
     hidden = target.with_name(f".{target.name}")
     try:
         async with asyncio.timeout(timeout_s):

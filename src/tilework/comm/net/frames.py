@@ -16,24 +16,25 @@ _REST = Struct("!IQ")
 _HEAD_BYTES = _HEAD.size + _REST.size
 
 MOST_BYTES = 1 << 31
-"""A frame may carry a clip: 81 frames of 1280x720 are 224 MB."""
+"""Largest payload. A frame may carry a clip: 81 frames of 1280x720 are 224 MB."""
 
 
 class BadFrame(ConnectionError):
-    """A connection whose bytes cannot be trusted any more; the message says why. It must be closed."""
+    """Bytes of a connection cannot be trusted any more; the message says why. The connection must be closed."""
 
 
 def frame(payload: bytes, epoch: int) -> tuple[bytes, bytes]:
-    """The pieces of a frame, to be sent one behind the other."""
+    """Return the pieces of a frame, to be sent one after another."""
     rest = _REST.pack(epoch, len(payload))
     return _HEAD.pack(_MAGIC, zlib.crc32(payload, zlib.crc32(rest))) + rest, payload
 
 
 async def read_frame(reader: asyncio.StreamReader, epoch: int, most_bytes: int = MOST_BYTES) -> bytes | None:
-    """The next payload; None if the connection was closed after the frame before it.
+    """Return the next payload; None if the connection was closed after the previous frame.
 
     Raises:
-        BadFrame: it ends within a frame, is damaged, of another epoch, or longer than `most_bytes`.
+        BadFrame: the connection ends within a frame, or the frame is damaged, of another epoch, or longer than
+            `most_bytes`.
     """
     head = await _read(reader, _HEAD_BYTES, may_end=True)
     if not head:

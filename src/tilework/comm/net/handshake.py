@@ -1,7 +1,7 @@
-"""How two ends of a connection make sure that both know the same token and speak of the same messages.
+"""The handshake by which two ends of a connection check that they have the same token and message types.
 
-Neither sends the token: each proves that it knows it, by a keyed hash of numbers that both have drawn. What is sent
-later is neither signed nor secret, so the network between nodes must be trusted.
+Neither sends the token: each proves that it knows it, by a keyed hash of random numbers that both have drawn. Later
+messages are neither signed nor encrypted, so the network between nodes must be trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHER_TOKEN = (
 )
 _OTHER_MESSAGES = "it speaks of other messages; install the same version of Tilework on all nodes"
 _REFUSALS = {b"token": _OTHER_TOKEN, b"messages": _OTHER_MESSAGES}
-"""What is sent to who is not admitted, and what that means."""
+"""Answers to a connection that is not admitted, and their meaning."""
 
 
 class Refused(ConnectionError):
@@ -35,7 +35,7 @@ class Refused(ConnectionError):
 async def admit(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes, digest: bytes, epoch: int
 ) -> None:
-    """Check who has connected, and tell it the epoch. Raises Refused, OSError, TimeoutError."""
+    """Check the other end of a new connection, and send it the epoch. Raises Refused, OSError, TimeoutError."""
     ours = secrets.token_bytes(_NONCE_BYTES)
     async with asyncio.timeout(TIMEOUT_S):
         writer.writelines(frame(ours, 0))
@@ -50,7 +50,7 @@ async def admit(
 
 
 async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes, digest: bytes) -> int:
-    """Introduce oneself to the end that was connected to; returns the epoch. Raises Refused, OSError, TimeoutError."""
+    """Prove to the accepting end that this end may join; return the epoch. Raises Refused, OSError, TimeoutError."""
     async with asyncio.timeout(TIMEOUT_S):
         theirs = await _answer(reader, _NONCE_BYTES, "too many agents connect, or it is no port for agents")
         ours = secrets.token_bytes(_NONCE_BYTES)
@@ -63,14 +63,14 @@ async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token
 
 
 async def _refuse(writer: asyncio.StreamWriter, why: bytes) -> NoReturn:
-    """Tell who has connected why it is not admitted: nothing that it does not know, since it knows what it said."""
+    """Tell the other end why it is not admitted. This reveals nothing new: it knows what it sent."""
     writer.writelines(frame(why, 0))
     await writer.drain()
     raise Refused(_REFUSALS[why])
 
 
 async def _answer(reader: asyncio.StreamReader, num_bytes: int, why: str = "it has just ended") -> bytes:
-    """`why` is the likely reason if the other end closes the connection."""
+    """Return the other end's answer; `why` is the likely reason if it closes the connection."""
     answer = await read_frame(reader, 0, _MOST_BYTES)
     if answer is None:
         raise ConnectionResetError(f"it closed the connection: {why}")

@@ -1,4 +1,4 @@
-"""What messages may hold beyond their types: the ranges of `core.wire.ranges`, finite numbers, sizes."""
+"""Limits on the contents of messages, beyond their types: the ranges of `core.wire.ranges`, finite numbers, sizes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tilework.core.wire.ranges import Range
 _TEXT = Range(0, 1 << 20)
 _MOST_THINGS = 1 << 17
 _Ranges = tuple[Range, Range | None]
-"""Of the texts and of the numbers in a field."""
+"""The ranges of the texts and of the numbers in a field."""
 _Plan = tuple[tuple[str, _Ranges], ...]
 
 
 class BadMessage(BadFrame):
-    """A message that is whole, and says what cannot be; the message of the error says what."""
+    """A message that can be read, but has an impossible value; the error says which."""
 
 
 class Limits:
-    """Checks objects of dataclasses, and of those that they hold."""
+    """Checks objects of dataclasses, and the objects that they hold."""
 
     def __init__(self) -> None:
         self._plans: dict[type, _Plan] = {}
 
     def check(self, message: object) -> None:
-        """Raises BadMessage, which names type, field and value."""
+        """Check a message. Raises BadMessage, which names type, field and value."""
         for name, limits in self._plan(type(message)):
             self._check(getattr(message, name), limits, message, name)
 
@@ -58,7 +58,7 @@ class Limits:
                 self._check(value, limits, owner, name)
 
     def _plan(self, kind: type) -> _Plan:
-        """The fields of a dataclass that have to be looked at, each with its range."""
+        """Return the fields of a dataclass that must be checked, each with its ranges."""
         plan = self._plans.get(kind)
         if plan is None:
             assert is_dataclass(kind), kind

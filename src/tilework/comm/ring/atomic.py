@@ -1,4 +1,4 @@
-"""A ring on shared memory with atomic instructions, without a step of Python where messages pass."""
+"""A ring on shared memory with atomic instructions; no step of Python lies on the path of messages."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ class AtomicMemory:
 
 
 class AtomicTransport(Transport):
-    """Transport with the steps of producer and consumer in one call each. tests/comm/ring holds that they are the same
-    as those of produce.py and consume.py."""
+    """A transport that runs the steps of producer and consumer in one native call each.
+
+    tests/comm/ring checks that they equal those of produce.py and consume.py.
+    """
 
     _view: mmap
 
@@ -64,7 +66,7 @@ class AtomicTransport(Transport):
         return found
 
     def _see(self, window: Window, seen: list[_Seen]) -> list[Found]:
-        """Note what was seen; returns the entries that are committed."""
+        """Note what was seen; return the entries that are committed."""
         found = []
         for one in map(Found._make, seen):
             entry = Entry(Position(one.slot, one.unit), one.word)
@@ -77,7 +79,7 @@ class AtomicTransport(Transport):
         return found
 
     def _look(self, window: Window, limit: int) -> list[_Seen]:
-        """Entries that have changed; the window's `scan` is moved, the rest is not."""
+        """Return the entries that have changed. Moves the window's `scan` and nothing else."""
         layout, (slot, unit) = self.layout, window.scan
         waiting = [(*entry.position, entry.word) for entry in window.undecided.values()]
         seen, *scan = _native.look(

@@ -1,4 +1,4 @@
-"""What a back end gives to both ends of a ring: node/site.py has the one on a node, ucx/site.py the one over UCX."""
+"""Interface of a back end to both ends of a ring: node/site.py has the one on a node, ucx/site.py the one over UCX."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tilework.comm.ring.members import Access, Member, Members
 from tilework.comm.ring.transport import Transport
 
 Admission = Generator[None, None, Member | None]
-"""Takes a producer in; yields where it must wait until the connection can be read. None: the producer was refused or
-is gone, and the connection is closed, as it is if the generator is closed."""
+"""Takes a producer in; yields where it must wait until the connection can be read. Returns None if the producer was
+refused or is gone; then, and if the generator is closed, the connection is closed.
+"""
 
 
 class Site(Protocol):
-    """Where a ring is, for its consumer."""
+    """Consumer's side of a back end: the memory of a ring and the way for producers to reach it."""
 
     layout: Layout
     memory: mmap
     address: str
-    """What producers connect to."""
+    """Address that producers connect to."""
     is_one_sided: bool
     listener: socket.socket
 
@@ -32,36 +33,36 @@ class Site(Protocol):
 
     @property
     def bell(self) -> int | None:
-        """An eventfd that producers write to; None if each rings by its connection."""
+        """Eventfd that producers write to; None if each rings by its connection."""
 
     def holders(self) -> Mapping[int, tuple[int, Access]]:
-        """Producers that a former consumer has taken in: by owner, the epoch and what it may write by."""
+        """Return the producers that a former consumer has taken in: by owner, the epoch and the access."""
 
     def admit(self, connection: socket.socket, members: Members, abandon_after_ns: int) -> Admission: ...
 
     def close(self) -> None:
-        """End the ring. The memory stays for those who still read it."""
+        """End the ring. The memory stays for processes that still read it."""
 
 
 @dataclass(slots=True)
 class Attachment:
-    """What a producer has of a ring, until it calls `close`: nothing of it writes after that."""
+    """Producer's side of a ring until it calls `close`; after that no part of it writes."""
 
     owner: int
     epoch: int
     abandon_after_ns: int
     is_lasting: bool
-    """Whether another consumer may take over when this one ends."""
+    """True if another consumer may take over when this one ends."""
     transport: Transport
     connection: socket.socket
-    """Ends with the consumer, and by this producer's end the consumer knows that it has left."""
+    """Connection that ends with the consumer, and whose end tells the consumer that this producer has left."""
     bell: int
-    """The descriptor to which eight bytes are written to wake the consumer."""
+    """Descriptor that takes eight bytes to wake the consumer."""
     close: Callable[[], None]
 
 
 def is_ended(connection: socket.socket) -> bool:
-    """Whether the other end is gone. After the grant nothing is sent but the ring of a bell, which is taken here."""
+    """Return whether the other end is gone. After the grant only bells are sent here; this reads them."""
     try:
         return connection.recv(4096) == b""
     except BlockingIOError:

@@ -1,7 +1,7 @@
 """The consumer's steps: look, release, fence, recover.
 
-The consumer never waits: a slot that is reserved is stepped over and looked at again later. It delivers each entry
-while its bytes lie in the ring; `release` gives them back.
+The consumer never waits: it steps over a reserved slot and looks at it again later. It delivers each entry while its
+bytes lie in the ring; `release` frees them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilework.comm.ring.verbs import Put, Steps
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the consumer has seen of a slot."""
+    """A slot as the consumer saw it."""
 
     position: Position
     word: int
@@ -36,10 +36,10 @@ class Entry:
 
 @dataclass(slots=True)
 class Window:
-    """What the consumer knows: entries from `head` on, in order, of which those in `open` are still needed.
+    """The consumer's state: the entries from `head` on, in order; those in `open` are still needed.
 
-    `scan` is the first position that it has not looked at. Of the entries in `open`, READY ones are delivered and not
-    released; the others are in `undecided`, too: RESERVED and ABANDONED ones, which belong to their owners.
+    `scan` is the first position that the consumer has not looked at. `open` holds READY entries, which are delivered
+    and not released, and the entries of `undecided`: RESERVED and ABANDONED ones, which belong to their owners.
     """
 
     head: Position
@@ -61,10 +61,10 @@ class Window:
 
 
 def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
-    """At most `limit` entries that are committed and were not delivered before, in each owner's order.
+    """Return at most `limit` entries that are committed and were not delivered before, in each owner's order.
 
-    An entry that is not committed is stepped over. If a later one of the same owner is committed, this owner has
-    decided the former in between; then the former is looked at first, by the next call.
+    Steps over entries that are not committed. If a later one of the same owner is committed, the owner has decided the
+    earlier one in between; then the next call looks at the earlier one first.
     """
     ready: list[Entry] = []
     waiting = list(window.undecided.values())
@@ -98,10 +98,10 @@ def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
 
 
 def in_use(layout: Layout, entry: Entry) -> bool:
-    """Whether the slot was reserved since it was last emptied.
+    """Return whether the slot was reserved since it was last emptied.
 
     Raises:
-        RingCorrupted: its word is none that the protocol writes.
+        RingCorrupted: the protocol never writes this word.
     """
     word = Word.unpack(entry.word)
     if word.generation != layout.generation(entry.position.slot) or word.state > State.ABANDONED:
@@ -114,7 +114,7 @@ def in_use(layout: Layout, entry: Entry) -> bool:
 
 
 def is_later_word(before: int, after: int) -> bool:
-    """Whether an entry that was not committed may have this word later: the same one, in a state that follows."""
+    """Return whether an uncommitted entry may change to this word: the same one, in a state that may follow."""
     old, new = Word.unpack(before), Word.unpack(after)
     if old.state == State.ABANDONED and new.state not in (State.ABANDONED, State.PAD):
         return False
@@ -122,8 +122,10 @@ def is_later_word(before: int, after: int) -> bool:
 
 
 def release(layout: Layout, window: Window, slot: int) -> Steps[None]:
-    """Give back the bytes of a delivered entry. One behind an open entry becomes padding, so that no consumer that
-    begins after a crash delivers it again."""
+    """Free the bytes of a delivered entry. If it lies behind an open entry, it becomes padding.
+
+    So no consumer that starts after a crash delivers it again.
+    """
     entry = window.forget(slot)
     if first_needed(window) == window.head:
         pad = Word.unpack(entry.word).to(State.PAD)
@@ -134,7 +136,7 @@ def release(layout: Layout, window: Window, slot: int) -> Steps[None]:
 def advance(layout: Layout, window: Window) -> Steps[None]:
     """Move the head to the first entry that is needed, then empty the slots behind it.
 
-    In this order, since the word of the head is all that a new consumer needs to go on (`recover`).
+    The order matters, since a new consumer needs only the head's word to continue (`recover`).
     """
     head, window.head = window.head, first_needed(window)
     if head == window.head:
@@ -146,14 +148,14 @@ def advance(layout: Layout, window: Window) -> Steps[None]:
 
 
 def first_needed(window: Window) -> Position:
-    """Where the head belongs."""
+    """Return the position to which the head should move."""
     return next((entry.position for entry in window.open.values()), window.scan)
 
 
 def drop_fenced(layout: Layout, window: Window, owner: int) -> Steps[list[Entry]]:
-    """Take back what a fenced owner has reserved and not committed. Returns these entries.
+    """Free what a fenced owner has reserved and not committed. Return these entries.
 
-    Fenced means that nothing which this owner has begun can write any more, as of before this call.
+    Fenced means that nothing which this owner has begun can write any more, already before this call.
     """
     dropped: list[Entry] = []
     waiting = list(window.undecided.values())
@@ -170,7 +172,7 @@ def drop_fenced(layout: Layout, window: Window, owner: int) -> Steps[list[Entry]
 
 
 def find_owners(layout: Layout, window: Window) -> Steps[set[int]]:
-    """Whose entries are in the ring, from where the window looks on. Raises RingCorrupted."""
+    """Return the owners of the entries from the window's `scan` on. Raises RingCorrupted."""
     owners: set[int] = set()
     position = window.scan
     while position.distance(window.head) < layout.slots:
@@ -183,9 +185,9 @@ def find_owners(layout: Layout, window: Window) -> Steps[set[int]]:
 
 
 def recover(layout: Layout) -> Steps[Window]:
-    """The window of a consumer that begins, also after one that crashed anywhere.
+    """Return the window of a starting consumer, even if its predecessor crashed at any point.
 
-    What was delivered and not released is delivered again. Raises RingCorrupted.
+    Entries that were delivered and not released are delivered again. Raises RingCorrupted.
     """
     head = Position.unpack((yield from read_word(layout.head)))
     for number in range(head.slot, head.slot + layout.slots):

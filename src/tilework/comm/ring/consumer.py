@@ -29,14 +29,15 @@ _PREFETCH = 16
 _TEND_NS = 1_000_000
 _VERB_NS = 1_000_000_000
 _ADOPTED_NS = 10_000_000
-"""How often to look for messages of producers that still ring the bell of a former consumer."""
+"""Interval for checking for messages of producers that still ring the bell of a former consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingStats:
-    """`delivered`: messages. `damaged`: committed entries whose bytes were not what was sent. `lost`: entries that
-    producers had reserved when they ended, were abandoned or fenced. `abandoned`, `fenced`: by this consumer.
-    `quarantined_bytes`: of abandoned entries whose owners may still write. `used_bytes`: of all entries."""
+    """Counts of a ring. `delivered`: messages. `damaged`: committed entries whose bytes differ from those sent. `lost`:
+    entries that producers had reserved when they ended, were abandoned or fenced. `abandoned`, `fenced`: by this
+    consumer. `quarantined_bytes`: of abandoned entries whose owners may still write. `used_bytes`: of all entries.
+    """
 
     producers: int
     delivered: int
@@ -61,10 +62,10 @@ class Message:
         self._slot, self._release = slot, release
 
     def release(self) -> None:
-        """Give the bytes of the payload back; once. `payload` cannot be read any more.
+        """Free the bytes of the payload; call once. `payload` cannot be read any more.
 
-        Arrays and memoryviews that were made of it without a copy must not be used either: the bytes are another
-        message's, or none.
+        Arrays and memoryviews that were made from it without a copy must not be used either: the bytes then belong to
+        another message, or to none.
         """
         self.payload.release()
         self._release(self._slot)
@@ -79,13 +80,13 @@ class Message:
 
 
 class Ring:
-    """Memory that producers write messages to, and what its one consumer does with it.
+    """Memory that producers write messages to, and its one consumer.
 
-    Belongs to one thread. Producers are taken in, and entries of dead ones are given up, while messages are received.
-    A producer that does not commit an entry for `abandon_after_s` loses it; it learns that, and sends again. If it
-    still has not said `fence_after_s` later that it writes no more, it is fenced, so that its bytes can be used again:
-    on this node its process is killed (SIGKILL, which also ends stopped processes), over a network its connection is
-    ended. `fence_after_s=None` never does; the ring then fills up behind it.
+    Belongs to one thread. Receiving also takes producers in and gives up entries of dead ones. A producer that does not
+    commit an entry within `abandon_after_s` loses it; the producer learns that, and sends again. If it has not
+    confirmed `fence_after_s` later that it writes no more, it is fenced, so that its bytes can be used again: on this
+    node its process is killed (SIGKILL, which also ends stopped processes), over a network its connection is ended.
+    `fence_after_s=None` turns fencing off; the ring then fills up behind the entry.
     """
 
     def __init__(self, site: Site, abandon_after_s: float, fence_after_s: float | None) -> None:
@@ -93,7 +94,7 @@ class Ring:
         self._abandon_after_ns = round(abandon_after_s * 1e9)
         self._fence_after_ns = None if fence_after_s is None else round(fence_after_s * 1e9)
         self.is_one_sided = site.is_one_sided
-        """False where the C extension is missing: then a stopped producer can stop all others."""
+        """False if the C extension is missing: then a stopped producer can stop all others."""
         self._memory, self._transport = site.memory, site.transport
         self._view = memoryview(self._memory).toreadonly()
         self._window = self._transport.recover(_soon())
@@ -106,7 +107,7 @@ class Ring:
         self._selector.register(site.listener, selectors.EVENT_READ, self._accept)
         if site.bell is not None:
             self._selector.register(site.bell, selectors.EVENT_READ, lambda: self._hear_bell(site.bell))
-        self._since_ns: dict[tuple[int, int], int] = {}  # By slot and state: when it was first seen so.
+        self._since_ns: dict[tuple[int, int], int] = {}  # By slot and state: the time when it was first seen.
         self._ready: deque[Found] = deque()
         self._tend_at_ns = 0
         self._is_open = True
@@ -124,12 +125,12 @@ class Ring:
         abandon_after_s: float = 1.0,
         fence_after_s: float | None = 10.0,
     ) -> Ring:
-        """A ring of `num_bytes` for at most `slots` messages at once; both are rounded up to powers of two.
+        """Create a ring of `num_bytes` for at most `slots` messages at once; both are rounded up to powers of two.
 
         A message takes at most half of the bytes. With `is_checked` each message has a checksum of all its bytes. With
         a `directory`, a new or empty one in shared memory, the ring outlives this process if that is killed: see
         `resume`. Until then its bytes stay there. With a `network`, producers of all nodes that reach it can connect,
-        over UCX; else those of this node.
+        over UCX; without one, those of this node.
 
         Raises:
             ValueError: `num_bytes` is more than 4 GiB, or `slots` more than a million; or both a directory and a
@@ -149,10 +150,10 @@ class Ring:
 
     @classmethod
     def resume(cls, directory: Path, *, abandon_after_s: float = 1.0, fence_after_s: float | None = 10.0) -> Ring:
-        """The ring in a directory, whose consumer has ended without closing it.
+        """Take over the ring in a directory, whose consumer has ended without closing it.
 
-        What that had received and not released comes again. Producers go on: they write what there is room for while
-        there is no consumer, and connect to this one, each with a new id, when they send next.
+        Messages that it had received and not released come again. Producers go on: without a consumer they write as
+        long as there is room, and at their next send they connect to this one, each with a new id.
 
         Raises:
             RingError: there is no ring, its consumer lives, or it needs the C extension, which is missing here.
@@ -168,8 +169,9 @@ class Ring:
             raise
 
     def address(self) -> str:
-        """What producers connect to: the path of a socket that only this user can open, or for a network a host, a
-        port and a secret, `ucx://HOST:PORT/SECRET`."""
+        """Return the address for producers: the path of a socket that only this user can open, or for a network
+        `ucx://HOST:PORT/SECRET`.
+        """
         return self._site.address
 
     @property
@@ -188,7 +190,7 @@ class Ring:
         )
 
     def poll(self) -> Message | None:
-        """The next message if there is one, without waiting.
+        """Return the next message if there is one, without waiting.
 
         Raises:
             RingCorrupted: a producer has written to the words of the ring without following the protocol.
@@ -211,9 +213,9 @@ class Ring:
         return Message(self._memory[header], self._view[payload], producer, found.slot, self._release)
 
     def take(self, limit: int = 256, timeout_s: float | None = 0.0) -> list[tuple[bytes, bytes]]:
-        """Copies of header and payload of the next messages, at most `limit`: for many small ones.
+        """Return copies of header and payload of the next messages, at most `limit`: for many small ones.
 
-        Sleeps until there is one, at most `timeout_s` (None: for ever). Raises what `poll` raises.
+        Sleeps until there is one, at most `timeout_s` (None: without limit). Raises what `poll` raises.
         """
         return self._wait(lambda: self._take(limit) or None, timeout_s) or []
 
@@ -229,14 +231,14 @@ class Ring:
         return copies + more
 
     def recv(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None if there is none within `timeout_s`. Sleeps until a producer rings the bell.
+        """Return the next message; None if there is none within `timeout_s`. Sleeps until a producer rings the bell.
 
         Raises what `poll` raises.
         """
         return self._wait(self.poll, timeout_s)
 
     def _wait(self, poll: Callable[[], Got | None], timeout_s: float | None) -> Got | None:
-        """What `poll` gives as soon as it gives something."""
+        """Return the first result of `poll` that is not None."""
         start_ns = time.monotonic_ns()
         end_ns = None if timeout_s is None else start_ns + round(timeout_s * 1e9)
         while (got := poll()) is None and (end_ns is None or time.monotonic_ns() < end_ns):
@@ -246,7 +248,7 @@ class Ring:
         return got
 
     async def arecv(self) -> Message:
-        """The next message; the event loop runs meanwhile."""
+        """Return the next message; the event loop runs meanwhile."""
         loop = asyncio.get_running_loop()
         while (message := self.poll() or self._poll_before_sleep(self.poll)) is None:
             woken = asyncio.Event()
@@ -268,7 +270,7 @@ class Ring:
         return got
 
     def _sleep_s(self, now_ns: int, end_ns: int | None) -> float | None:
-        """Until something must be looked at although no bell rings; None is for ever."""
+        """Return the time until something must be checked without a bell; None if there is nothing to check."""
         due = [] if end_ns is None else [end_ns]
         due += [since_ns + patience_ns for since_ns, patience_ns in self._patience(now_ns)]
         if self._members.adopted:
@@ -276,12 +278,12 @@ class Ring:
         return max(0.0, (min(due) - now_ns) / 1e9) if due else None
 
     def _patience(self, now_ns: int) -> Iterator[tuple[int, int]]:
-        """Since when each entry is reserved or abandoned, and for how long it may be."""
+        """Yield for each entry the time since which it is reserved or abandoned, and the time that it may stay so."""
         for slot, entry in self._window.undecided.items():
             since_ns = self._since_ns.get((slot, entry.state), now_ns)
             member = self._members.present.get(entry.owner)
             if member is None:
-                yield now_ns, 0  # It has ended: this was seen after its other entries were taken back.
+                yield now_ns, 0  # The producer has ended: this was seen after its other entries were taken back.
             elif entry.state == State.RESERVED:
                 yield since_ns, self._abandon_after_ns
             elif self._fence_after_ns is not None and not member.is_revoked:
@@ -292,7 +294,7 @@ class Ring:
             self._transport.release(self._window, slot, _soon())
 
     def _tend(self) -> int:
-        """What is done beside messages, at most once in a while. Returns the time."""
+        """Do the upkeep beside messages, at most once per interval. Return the time."""
         if not self._is_open:
             raise RingClosed("the ring is closed")
         now_ns = time.monotonic_ns()
@@ -302,7 +304,7 @@ class Ring:
         return now_ns
 
     def _serve(self, timeout_s: float | None) -> None:
-        """Take producers in, notice which have ended, and see to entries that are not committed."""
+        """Take producers in, notice which have ended, and handle entries that are not committed."""
         for key, _ in self._selector.select(timeout_s):
             key.data()
         for owner in tuple(self._members.adopted):
@@ -318,7 +320,7 @@ class Ring:
         self._go_on(connection)
 
     def _go_on(self, connection: socket.socket) -> None:
-        """Go on with taking a producer in, now that its connection can be read."""
+        """Continue taking a producer in, now that its connection can be read."""
         try:
             next(self._admissions[connection])
         except StopIteration as end:
@@ -358,7 +360,7 @@ class Ring:
                 self._fenced += member.revoke()
 
     def _free_ids(self) -> None:
-        """Ids of ended producers of which nothing is in the ring any more."""
+        """Free the ids of ended producers that have nothing in the ring any more."""
         ended = self._members.ended
         if ended and self._transport.is_all_seen(self._window, _soon()):
             in_use = {entry.owner for entry in self._window.open.values()}
@@ -397,5 +399,5 @@ def _open(network: Network, layout: Layout, is_checked: bool) -> Site:
 
 
 def _soon() -> int:
-    """A deadline for the consumer's own verbs: they wait only where a lock stands in for atomic instructions."""
+    """Return a deadline for the consumer's own verbs: they wait only where a lock stands in for atomic instructions."""
     return time.monotonic_ns() + _VERB_NS

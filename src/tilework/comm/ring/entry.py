@@ -11,14 +11,15 @@ from tilework.comm.ring.verbs import Buffer
 
 PROLOGUE = struct.Struct("<IIIIQ")
 """Checksum of all that follows it (0 for a ring without checksums), slot number, epoch of the owner, bytes of the
-header, bytes of the payload."""
+header, bytes of the payload.
+"""
 _CHECKED = struct.Struct("<IIIQ")
 Checksum = Callable[[Buffer, int], int]
-"""Continues a checksum by a buffer."""
+"""Continues a checksum over a buffer."""
 
 
 class Content(NamedTuple):
-    """Where an entry has its header and payload, from its first byte."""
+    """Sizes of an entry's header and payload, and the epoch of its owner."""
 
     epoch: int
     header_bytes: int
@@ -30,18 +31,18 @@ class Content(NamedTuple):
 
 
 def payload_offset(header_bytes: int) -> int:
-    """Payloads begin at a multiple of UNIT, so that arrays can be read in place."""
+    """Return the offset of the payload, a multiple of UNIT, so that arrays can be read in place."""
     return -(-(PROLOGUE.size + header_bytes) // UNIT) * UNIT
 
 
 def units_of(header_bytes: int, payload_bytes: int) -> int:
-    """Length of an entry in units."""
+    """Return the length of an entry in units."""
     end = payload_offset(header_bytes) + payload_bytes if payload_bytes else PROLOGUE.size + header_bytes
     return -(-end // UNIT)
 
 
 def encode(slot: int, epoch: int, header: Buffer, buffers: Sequence[Buffer], checksum: Checksum | None) -> list[Buffer]:
-    """The pieces of an entry, none of them copied but the header. `buffers` are flat, of bytes."""
+    """Return the pieces of an entry; only the header is copied. `buffers` are flat, of bytes."""
     payload_bytes = sum(len(buffer) for buffer in buffers)
     checked = _CHECKED.pack(slot, epoch, len(header), payload_bytes)
     value = 0
@@ -53,7 +54,7 @@ def encode(slot: int, epoch: int, header: Buffer, buffers: Sequence[Buffer], che
 
 
 def decode(slot: int, entry: memoryview, checksum: Checksum | None) -> Content | None:
-    """What the prologue of `entry`, all units of it, says; None if it is not what a producer wrote for this slot."""
+    """Return what the prologue of an `entry` (all its units) says; None if no producer wrote it for this slot."""
     value, number, epoch, header_bytes, payload_bytes = PROLOGUE.unpack_from(entry)
     if number != slot or units_of(header_bytes, payload_bytes) * UNIT != len(entry):
         return None

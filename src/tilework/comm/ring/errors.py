@@ -1,4 +1,4 @@
-"""What can go wrong with a ring."""
+"""Errors of a ring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RingClosed(RingError):
 
 
 class RingFull(RingError):
-    """There was no room until the deadline. Nothing was sent; send again later, or make a ring of more bytes."""
+    """No room became free by the deadline. Nothing was sent; send again later, or make a ring of more bytes."""
 
 
 class RingCorrupted(RingError):

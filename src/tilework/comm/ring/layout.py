@@ -1,4 +1,4 @@
-"""Where everything lies in the memory of a ring, and how its words are packed."""
+"""Layout of the memory of a ring, and the packing of its words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 UNIT = 64
-"""Entries begin at multiples of this, in bytes, and their lengths are counted in it: a cache line."""
+"""Bytes of a unit, a cache line: entries begin at multiples of it, and their lengths are counted in it."""
 PAGE = 4096
 _TURN = 1 << 32
 _GENERATIONS = 1 << 24
@@ -16,7 +16,10 @@ MAX_SLOTS = 1 << 20
 
 
 class State:
-    """Of a slot. EMPTY becomes RESERVED or PAD; RESERVED becomes READY or ABANDONED; all end as PAD, then EMPTY."""
+    """States of a slot.
+
+    EMPTY becomes RESERVED or PAD; RESERVED becomes READY or ABANDONED; all end as EMPTY, some as PAD before.
+    """
 
     EMPTY: Final = 0
     RESERVED: Final = 1
@@ -41,14 +44,14 @@ class Word(NamedTuple):
         return self.generation << 40 | self.state << 37 | self.owner << 27 | self.units
 
     def to(self, state: int) -> int:
-        """The packed word with another state."""
+        """Return the packed word with another state."""
         return self._replace(state=state).pack()
 
 
 class Position(NamedTuple):
     """A place in the stream of entries: the number of its slot and of its first unit, both modulo 2**32.
 
-    Both only grow, so a full ring differs from an empty one. In one 64-bit word they change together.
+    Both only grow, so a full ring differs from an empty one. One 64-bit word holds both, so they change together.
     """
 
     slot: int
@@ -62,15 +65,15 @@ class Position(NamedTuple):
         return self.slot << 32 | self.unit
 
     def after(self, units: int) -> Position:
-        """The position behind an entry of `units` that begins here."""
+        """Return the position behind an entry of `units` that begins here."""
         return Position((self.slot + 1) % _TURN, (self.unit + units) % _TURN)
 
     def distance(self, base: Position) -> int:
-        """How many slots this is ahead of `base`; negative if behind."""
+        """Return the number of slots that this is ahead of `base`; negative if behind."""
         return (self.slot - base.slot + _TURN // 2) % _TURN - _TURN // 2
 
     def units_from(self, base: Position) -> int:
-        """How many units this is ahead of `base`."""
+        """Return the number of units that this is ahead of `base`."""
         return (self.unit - base.unit) % _TURN
 
 
@@ -81,7 +84,7 @@ class Layout:
     slots: int
     units: int
     data: int = field(init=False)
-    """Where the entries are."""
+    """Offset of the first entry."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", -(-(self.first_slot + 8 * self.slots) // PAGE) * PAGE)
@@ -91,17 +94,17 @@ class Layout:
 
     @property
     def head(self) -> int:
-        """The word with the position of the oldest entry that is still needed. Only the consumer writes it."""
+        """Offset of the word with the position of the oldest entry still needed. Only the consumer writes it."""
         return 0
 
     @property
     def hint(self) -> int:
-        """The word with a position that is not behind the tail by much. Any producer moves it forward."""
+        """Offset of the word with a position at most a little behind the tail. Any producer moves it forward."""
         return UNIT
 
     @property
     def bell(self) -> int:
-        """The word that is 1 while the consumer sleeps and wants to be woken."""
+        """Offset of the word that is 1 while the consumer sleeps and wants to be woken."""
         return 2 * UNIT
 
     @property
@@ -110,25 +113,25 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Of the whole memory, in bytes."""
+        """Bytes of the whole memory."""
         return self.data + self.units * UNIT
 
     def slot(self, number: int) -> int:
-        """The offset of a slot's word."""
+        """Return the offset of a slot's word."""
         return self.first_slot + 8 * (number % self.slots)
 
     def generation(self, number: int) -> int:
-        """How often a slot was used before it is used under this number."""
+        """Return the number of times that a slot was used before it is used under this number."""
         return number // self.slots % _GENERATIONS
 
     def empty(self, number: int) -> int:
-        """The word of a slot that waits to be used under this number."""
+        """Return the word of a slot that waits to be used under this number."""
         return Word(self.generation(number), State.EMPTY).pack()
 
     def entry(self, unit: int) -> int:
-        """The offset of an entry's first byte."""
+        """Return the offset of an entry's first byte."""
         return self.data + unit % self.units * UNIT
 
     def to_end(self, unit: int) -> int:
-        """Units from here to the end of the data, where entries wrap to its beginning."""
+        """Return the units from here to the end of the data, where entries wrap to its beginning."""
         return self.units - unit % self.units

@@ -1,4 +1,4 @@
-"""The verbs on shared memory under a lock, for where the C extension is missing."""
+"""The verbs on shared memory under a lock, for installations without the C extension."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PAUSE_S = 50e-6
 
 class LockedMemory:
     """Verbs in Python. Slow, and *not* one-sided: a process that is stopped while it holds the lock stops all others
-    until it continues or ends. They see that by their deadlines.
+    until it continues or ends. The others notice by their deadlines.
 
-    `fd` is the file behind `memory`. It is opened again here: a lock belongs to what was opened, not to a process.
+    `fd` is the file behind `memory`. It is opened again here: a lock belongs to an open file, not to a process.
     """
 
     is_one_sided = False

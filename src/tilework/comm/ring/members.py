@@ -1,4 +1,4 @@
-"""The producers of a ring, as its consumer knows them: who may write, who has ended, and ending one that is stuck."""
+"""The producers of a ring as its consumer knows them: which may write, which have ended, and how to end a stuck one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tilework.comm.ring.layout import MAX_OWNERS
 
 
 class Access(Protocol):
-    """By what a producer may write to the memory, and how that ends. Each back end has its own."""
+    """The access by which a producer may write to the memory, and how it ends. Each back end has its own."""
 
     @property
     def connection(self) -> socket.socket | None:
-        """Readable when the producer has rung or ended. None if a former consumer has taken it in."""
+        """Connection that is readable when the producer has rung or ended. None for one of a former consumer."""
 
     def is_ended(self) -> bool:
-        """Whether the producer has ended or left. After `close` nothing of it writes any more."""
+        """Return whether the producer has ended or left. After `close` no part of it writes any more."""
 
     def revoke(self) -> bool:
-        """End the access, whatever the producer does; `is_ended` follows soon. False: that cannot be done here."""
+        """End the access, whatever the producer does; `is_ended` follows soon. False if that is impossible here."""
 
     def close(self) -> None: ...
 
@@ -37,7 +37,7 @@ class Member:
     is_revoked: bool = False
 
     def revoke(self) -> bool:
-        """Fence it, once; False if it was tried before or cannot be done."""
+        """Fence the producer, once; return False if that was tried before or cannot be done."""
         if self.is_revoked:
             return False
         self.is_revoked = True
@@ -45,25 +45,27 @@ class Member:
 
 
 class Members:
-    """By owner id; `epochs` counts the holders of each. An id that was freed is given away again."""
+    """Members by owner id; `epochs` counts the holders of each id. Freed ids are given away again."""
 
     def __init__(self, epochs: MutableSequence[int]) -> None:
         self._free = deque(range(MAX_OWNERS))
         self._epochs = epochs
         self.present: dict[int, Member] = {}
         self.ended: set[int] = set()
-        """Fenced owners: nothing of them writes any more. Their last entries may still be in the ring."""
+        """Fenced owners, which write nothing any more. Their last entries may still be in the ring."""
         self.adopted: set[int] = set()
         """Owners that are present, but not connected: a former consumer has taken them in. They connect when they
-        notice, as new members."""
+        notice, as new members.
+        """
 
     @property
     def is_full(self) -> bool:
         return not self._free
 
     def adopt(self, holders: Mapping[int, tuple[int, Access]]) -> Collection[int]:
-        """Take over from a former consumer, by owner the epoch and access; returns those who have ended since. Their
-        entries are all in the ring."""
+        """Take over members from a former consumer, by owner the epoch and access; return those that have ended since.
+        Their entries are all in the ring.
+        """
         ended = []
         for owner, (epoch, access) in holders.items():
             self._epochs[owner] = epoch
@@ -83,8 +85,11 @@ class Members:
             self._free.remove(owner)
 
     def take_in(self, grant: Callable[[int, int], Access]) -> Member | None:
-        """Give an id away. `grant` tells a producer its id and epoch, and returns the access that it has given; it
-        raises OSError if the producer is gone: then None."""
+        """Give an id away; return None if the producer is gone.
+
+        `grant` tells a producer its id and epoch, and returns the access that it has given; it raises OSError if the
+        producer is gone.
+        """
         owner = self._free.popleft()
         epoch = self._epochs[owner] = self._epochs[owner] + 1
         try:
@@ -96,7 +101,7 @@ class Members:
         return member
 
     def drop_if_ended(self, owner: int) -> bool:
-        """Whether the member has just ended; it is then fenced."""
+        """Return whether the member has just ended; it is then fenced."""
         member = self.present[owner]
         if not member.access.is_ended():
             return False

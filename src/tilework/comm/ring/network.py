@@ -1,4 +1,4 @@
-"""By which network producers of other nodes reach a ring."""
+"""The network by which producers of other nodes reach a ring."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from typing import Final
 
 SCHEME: Final = "ucx://"
-"""How addresses of such rings begin."""
+"""Beginning of the addresses of such rings."""
 _UNFENCED: Final = {"cma", "knem", "xpmem"}
 _SHARED: Final = {"sm", "shm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """`host`: an address of this node that producers can connect to. `port`: 0 takes one that is free.
+    """Address at which producers reach a ring, and the transports that they may use.
 
-    `transports`: what UCX may use, as in its variable UCX_TLS; both ends use the same. Not shared memory by default:
-    compare-and-swaps of network cards are not atomic with those of processors, and within a node a ring without a
-    network is faster. Of shared memory `posix` and `sysv` are possible; `cma`, `knem` and `xpmem` are not, since by
-    these a producer writes without the consumer's worker, which could not end that.
+    `host`: an address of this node that producers can connect to. `port`: 0 takes one that is free.
+
+    `transports`: what UCX may use, as in its variable UCX_TLS; both ends use the same. The default excludes shared
+    memory: compare-and-swaps of network cards are not atomic with those of processors, and within a node a ring without
+    a network is faster. Of shared memory `posix` and `sysv` are possible. `cma`, `knem` and `xpmem` are not: by these a
+    producer writes without the consumer's worker, which could not end that.
     """
 
     host: str

@@ -1,7 +1,7 @@
 """The producer's steps: reserve, write, commit.
 
-The word of a slot is where everything is decided. A producer that stops anywhere leaves a word from which others can
-go on: no step waits for another process. docs/ring.md compares this with OnePiece, section 6.1.
+The word of a slot decides everything. A producer that stops anywhere leaves a word from which others can go on: no
+step waits for another process. docs/ring.md compares this with OnePiece, section 6.1.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class _Tail:
 
 
 def _find_tail(layout: Layout, head: Position, hint: Position) -> Steps[_Tail | None]:
-    """The first slot that is not in use, from the hint on, or from the head if the hint is behind; None if full.
+    """Find the first slot that is not in use, from the hint on, or from the head if the hint is behind; None if full.
 
-    Lengths are known from the reservation on, so that entries that are not written yet are stepped over, too.
+    A reservation sets the length, so entries that are not written yet can be stepped over, too.
     """
     position = hint if hint.distance(head) > 0 else head
     while position.distance(head) < layout.slots:
@@ -81,10 +81,10 @@ def write(layout: Layout, reservation: Reservation, pieces: Sequence[Buffer]) ->
 
 
 def commit(layout: Layout, reservation: Reservation) -> Steps[bool]:
-    """Hand the entry to the consumer. False: another process has abandoned it, so it is lost, and never delivered.
+    """Hand the entry to the consumer. Return False if another process has abandoned it: it is never delivered.
 
-    Comes after `write`. So an owner that is late, but lives, has written its last byte here, and gives the bytes of
-    an abandoned entry back itself.
+    Comes after `write`. So an owner that is late, but lives, has written its last byte here, and frees the bytes of an
+    abandoned entry itself.
     """
     word = Word.unpack(reservation.word)
     slot = layout.slot(reservation.position.slot)
@@ -97,15 +97,15 @@ def commit(layout: Layout, reservation: Reservation) -> Steps[bool]:
 def abandon(layout: Layout, slot: int, word: int) -> Steps[bool]:
     """Give up the entry of an owner that has not committed in time. Any process may do so, at any time.
 
-    `word` is what the slot held when it was looked at. The bytes stay unused until the owner is known not to write
-    any more: it says so itself, or is fenced.
+    `word` is what the slot held when it was last read. The bytes stay unused until the owner is known not to write any
+    more: it says so itself, or is fenced.
     """
     seen = yield Cas64(layout.slot(slot), word, Word.unpack(word).to(State.ABANDONED))
     return bool(seen == word)
 
 
 def find_reserved(layout: Layout) -> Steps[tuple[tuple[int, int], ...]]:
-    """Slot numbers and words of all entries that are reserved now: what a producer without room may abandon later."""
+    """Return slot numbers and words of all entries reserved now: a producer without room may abandon them later."""
     head = Position.unpack((yield from read_word(layout.head)))
     found: list[tuple[int, int]] = []
     for number in range(head.slot, head.slot + layout.slots):

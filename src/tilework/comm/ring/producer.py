@@ -23,13 +23,14 @@ _LOOK_AT_CONSUMER_NS = 5_000_000
 _ANSWER_NS = 20_000_000
 _ASK_AGAIN_NS = 200_000_000
 _VERB_NS = 1_000_000_000
-"""What a verb may take at least: the deadline of a message is for waiting for room."""
+"""Least time that a verb may take: the deadline of a message limits only the wait for room."""
 
 
 @dataclass(slots=True)
 class ProducerStats:
-    """Messages that were `sent`; how often one waited for room (`waits`) and for how long; messages that others
-    abandoned (`lost`), all of which were sent again."""
+    """Counts of a producer: messages `sent`; `waits` for room, and their total time; messages that others abandoned
+    (`lost`), all of which were sent again.
+    """
 
     sent: int = 0
     waits: int = 0
@@ -40,7 +41,7 @@ class ProducerStats:
 class Producer:
     """Sends messages through the ring of another process. Belongs to one thread.
 
-    A child that is forked after `connect` must not use it, and connects itself; over a network it cannot.
+    A child that is forked after `connect` must not use it, but connects itself; over a network a child cannot connect.
     """
 
     def __init__(self, address: str, attachment: Attachment) -> None:
@@ -52,7 +53,7 @@ class Producer:
 
     @classmethod
     def connect(cls, address: str, timeout_s: float = 10.0) -> Producer:
-        """The producer for the ring at `address`, once its consumer has seen to it.
+        """Return the producer for the ring at `address`, once its consumer has admitted it.
 
         Raises:
             RingClosed: no consumer answers there within `timeout_s`.
@@ -69,19 +70,19 @@ class Producer:
         self._attachment, self._transport = attachment, attachment.transport
 
     def _end(self) -> None:
-        """Write as this owner no more."""
+        """Stop writing as this owner."""
         del self._transport
         self._attachment.close()
 
     @property
     def owner(self) -> tuple[int, int]:
-        """The id and its epoch by which the consumer knows this producer; others once another consumer took over."""
+        """Id and its epoch by which the consumer knows this producer; others once another consumer took over."""
         return self._attachment.owner, self._attachment.epoch
 
     def send(self, header: Buffer, *buffers: Buffer, timeout_s: float = 10.0) -> None:
         """Send one message. It is copied into the ring: its buffers may be used again at once.
 
-        `header` and `buffers` are contiguous; the payload is the buffers one behind the other.
+        `header` and `buffers` are contiguous; the payload is the concatenation of the buffers.
 
         Raises:
             RingFull: there was no room until the end of `timeout_s`.
@@ -98,12 +99,12 @@ class Producer:
             time.sleep(pause_s)
 
     async def asend(self, header: Buffer, *buffers: Buffer, timeout_s: float = 10.0) -> None:
-        """`send`, which lets the event loop run while there is no room."""
+        """Do the same as `send`, and let the event loop run while there is no room."""
         for pause_s in self._attempts([(header, *buffers)], timeout_s):
             await asyncio.sleep(pause_s)
 
     def _attempts(self, messages: list[Message], timeout_s: float) -> Generator[float, None, None]:
-        """Try until all are sent; yields how long to wait before the next attempt."""
+        """Try until all are sent; yield how long to wait before the next attempt."""
         if not self._is_open:
             raise RingClosed("the producer is closed")
         try:
@@ -116,7 +117,7 @@ class Producer:
             raise
 
     def _attempts_while_reached(self, messages: list[Message], timeout_s: float) -> Generator[float, None, None]:
-        """The same, where the memory can be reached. Raises VerbFailed; no verb may follow."""
+        """Do the work of `_attempts` while the memory can be reached. Raises VerbFailed; no verb may follow."""
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + round(timeout_s * 1e9)
         yield from self._see_to_consumer(now_ns)
@@ -143,7 +144,7 @@ class Producer:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _look_at_peers(self, peers: _Peers, now_ns: int, deadline_ns: int) -> None:
-        """After a while without room, note what is reserved; after as long again, abandon what still is."""
+        """Note what is reserved after a while without room; after as long again, abandon what still is."""
         if now_ns - peers.since_ns >= self._attachment.abandon_after_ns:
             for slot, word in peers.reserved:
                 self._transport.abandon(slot, word, deadline_ns)
@@ -155,7 +156,7 @@ class Producer:
         return self._transport.send(ring.owner, ring.epoch, messages, first, ring.bell, deadline_ns)
 
     def _see_to_consumer(self, now_ns: int) -> Generator[float, None, None]:
-        """Notice that the consumer has ended, and connect to the one that has taken over, if one has."""
+        """Notice that the consumer has ended, and connect to the one that has taken over, if there is one."""
         if now_ns < self._look_at_ns:
             return
         self._look_at_ns = now_ns + _LOOK_AT_CONSUMER_NS
@@ -174,10 +175,10 @@ class Producer:
         yield from self._rejoin(connection, now_ns)
 
     def _rejoin(self, connection: socket.socket, now_ns: int) -> Generator[float, None, None]:
-        """Wait for the consumer's answer, and write as a new owner from then on; as the old one if it is slow.
+        """Wait for the consumer's answer, and write as a new owner from then on; as the old one if the answer is slow.
 
-        Nothing is sent between the question and the answer. The consumer answers between two looks, so it has seen all
-        that was sent before as decided when it first sees something of the new owner: its order holds.
+        Nothing is sent between the question and the answer. The consumer answers between two looks, so before it sees a
+        message of the new owner, it has seen all earlier messages as decided: their order holds.
         """
         pause_s = _LEAST_PAUSE_S
         while time.monotonic_ns() < now_ns + _ANSWER_NS:
@@ -202,7 +203,7 @@ class Producer:
         self._look_at_ns = now_ns + _ASK_AGAIN_NS
 
     def close(self) -> None:
-        """Leave the ring. What was sent arrives."""
+        """Leave the ring. Messages that were sent still arrive."""
         if self._is_open:
             self._is_open = False
             self._end()

@@ -25,7 +25,7 @@ _RING = (1).to_bytes(8, "little")
 
 
 class Outcome:
-    """Of a message that was tried. LOST: abandoned by another process before it was committed; it is not delivered."""
+    """Outcomes of trying a message. LOST: another process abandoned it before it was committed; it is not delivered."""
 
     SENT: Final = 0
     FULL: Final = 1
@@ -48,20 +48,22 @@ class Found(NamedTuple):
 
 
 class Transport:
-    """The steps of the protocol carried out by verbs on `memory`; `view` is the same memory at the consumer, who has
-    it beside itself, and nothing at a producer that has not."""
+    """Carries out the steps of the protocol by verbs on `memory`.
+
+    `view` is the same memory mapped here: a consumer always has it, a producer over a network has none (b"").
+    """
 
     def __init__(self, layout: Layout, memory: Memory, view: mmap | bytes, is_checked: bool) -> None:
         self.layout = layout
         self._memory, self._view, self._is_checked = memory, view, is_checked
         self._checksum: Checksum | None = memory.checksum if is_checked else None
         self.epochs = array("I", [0] * MAX_OWNERS)
-        """Of the present holder of each owner id: the consumer takes no entry of a former one."""
+        """Epochs of the present holders, by owner id: the consumer takes no entry of a former holder."""
 
     def send(
         self, owner: int, epoch: int, messages: list[Message], first: int, bell: int, deadline_ns: int
     ) -> tuple[int, int]:
-        """Send `messages[first:]`; how many were sent, and the outcome of the one behind them.
+        """Send `messages[first:]`; return the number sent, and the outcome of the message behind them.
 
         Writes eight bytes to the descriptor `bell` if the consumer sleeps (-1: it never does).
 
@@ -93,15 +95,15 @@ class Transport:
     def _ring(self, bell: int, deadline_ns: int) -> None:
         memory, offset = self._memory, self.layout.bell
         if bell >= 0 and memory.cas64(offset, 1, 0, deadline_ns=deadline_ns) == 1:
-            with suppress(OSError):  # The consumer has been rung often, or is gone.
+            with suppress(OSError):  # The bell's buffer is full, or the consumer is gone.
                 os.write(bell, _RING)
 
     def set_bell(self, is_set: bool, deadline_ns: int) -> None:
-        """Say whether the consumer wants to be woken. After it is set, the consumer looks once more, then sleeps."""
+        """Say whether the consumer wants to be woken. After setting it, the consumer looks once more, then sleeps."""
         self._memory.put(self.layout.bell, (int(is_set).to_bytes(8, "little"),), deadline_ns=deadline_ns)
 
     def look(self, window: Window, limit: int, deadline_ns: int) -> list[Found]:
-        """consume.look, with what the entries say of themselves."""
+        """Do `consume.look`; return the entries together with the fields of their prologues."""
         entries = self._run(consume.look(self.layout, window, limit), deadline_ns)
         return [self._found(entry) for entry in entries]
 
@@ -117,7 +119,7 @@ class Transport:
         self._run(consume.release(self.layout, window, slot), deadline_ns)
 
     def take(self, window: Window, limit: int, deadline_ns: int) -> tuple[list[tuple[bytes, bytes]], int]:
-        """Copies (header, payload) of at most `limit` entries, which are released; and how many were damaged."""
+        """Copy and release at most `limit` entries; return the copies (header, payload) and the number of damaged."""
         found = self.look(window, limit, deadline_ns)
         copies = self._copies([one for one in found if one.header_bytes >= 0])
         for one in found:
@@ -135,7 +137,7 @@ class Transport:
         return self._run(consume.find_owners(self.layout, window), deadline_ns)
 
     def is_all_seen(self, window: Window, deadline_ns: int) -> bool:
-        """Whether nothing is behind what the consumer has looked at."""
+        """Return whether the consumer has looked at all entries."""
         word = self._run(produce.read_word(self.layout.slot(window.scan.slot)), deadline_ns)
         return word == self.layout.empty(window.scan.slot)
 
@@ -153,19 +155,19 @@ class Transport:
 
 
 def spans(layout: Layout, found: Found) -> tuple[slice, slice]:
-    """Where the header and the payload of a valid entry lie in the memory."""
+    """Return where the header and the payload of a valid entry lie in the memory."""
     start = layout.entry(found.unit)
     header, payload = start + PROLOGUE.size, start + payload_offset(found.header_bytes)
     return slice(header, header + found.header_bytes), slice(payload, payload + found.payload_bytes)
 
 
 def map_memory(fd: int, size: int) -> mmap:
-    """The memory, with all its pages there: an entry should not wait for them."""
+    """Map the memory with all its pages present: an entry should not wait for them."""
     return mmap(fd, size, flags=MAP_SHARED | MAP_POPULATE)
 
 
 def has_extension() -> bool:
-    """Whether the C extension was built when this was installed."""
+    """Return whether the C extension was built at installation."""
     try:
         import_module("tilework.comm.ring._native")
     except ImportError:
@@ -174,8 +176,10 @@ def has_extension() -> bool:
 
 
 def transport(layout: Layout, memory: mmap, fd: int, is_atomic: bool, is_checked: bool) -> Transport:
-    """The protocol on shared memory; `fd` is the file behind it. All processes of a ring have the same `is_atomic`:
-    an instruction knows nothing of a lock."""
+    """Return the protocol on shared memory; `fd` is the file behind it.
+
+    All processes of a ring have the same `is_atomic`: atomic instructions ignore a lock.
+    """
     if is_atomic:
         from tilework.comm.ring.atomic import AtomicMemory, AtomicTransport
 

@@ -1,4 +1,4 @@
-"""The four verbs over remote memory, and how a protocol that is written in them is carried out."""
+"""The four verbs over remote memory, and the execution of a protocol that is written in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Answers `size` bytes from `offset`. Eight bytes at a multiple of eight are read at once."""
+    """Returns `size` bytes from `offset`. Eight bytes at a multiple of eight are read atomically."""
 
     offset: int
     size: int = 8
@@ -19,7 +19,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Writes the buffers one behind the other. Eight bytes at a multiple of eight are written at once.
+    """Writes the buffers one after another. Eight bytes at a multiple of eight are written atomically.
 
     Puts may take place later and in any order, until a Flush.
     """
@@ -30,7 +30,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Cas64:
-    """Replaces the word at `offset` if it is `expected`. Answers what was there before."""
+    """Replaces the word at `offset` if it is `expected`. Returns the word that was there before."""
 
     offset: int
     expected: int
@@ -51,7 +51,7 @@ Steps = Generator[Verb, Any, Result]
 class Memory(Protocol):
     """Memory that may be another process's or another machine's.
 
-    All verbs take a deadline in nanoseconds of `time.monotonic_ns` and raise VerbTimeout behind it. No verb needs the
+    All verbs take a deadline in nanoseconds of `time.monotonic_ns` and raise VerbTimeout after it. No verb needs the
     CPU of the process that owns the memory.
     """
 
@@ -60,7 +60,7 @@ class Memory(Protocol):
     def cas64(self, offset: int, expected: int, desired: int, *, deadline_ns: int) -> int: ...
     def flush(self, *, deadline_ns: int) -> None: ...
     def checksum(self, buffer: Buffer, value: int) -> int:
-        """Continue a checksum by a buffer; it begins with 0. The same for all processes of a ring."""
+        """Continue a checksum over a buffer; it begins with 0. The result is the same in all processes of a ring."""
 
 
 def carry_out(steps: Steps[Result], memory: Memory, deadline_ns: int) -> Result:

@@ -1,8 +1,8 @@
-"""A decoder of diffusers, as it is, on a band of the rows of a picture or clip: what looks beyond the band is answered.
+"""A stock decoder of diffusers on a band of the rows of an image or clip; it gets what it reads beyond the band.
 
-Convolutions, and what pads for them, get the rows at the edges of the bands beside theirs. Group normalisation gets the
-moments of all bands. An attention gets all rows, and each rank makes it whole: it is a small part of a decode. All
-else treats rows alike, or makes several of each. Results differ from those of one device by rounding.
+Convolutions, and paddings for them, get the rows at the edges of the neighbouring bands. Group normalisation gets the
+moments of all bands. An attention gets all rows, and each rank computes it whole: it is a small part of a decode.
+Everything else treats rows alike, or makes several of each. Results differ from those of one device by rounding.
 
 Rejected: a forward of our own for each class (a copy to keep up with diffusers), and rows around a band that are
 decoded twice: after thirty convolutions that would be more than the band.
@@ -29,21 +29,21 @@ _NEAREST = ("nearest", "nearest-exact")
 
 
 class Bands:
-    """Which of `num_rows` rows of latents each rank has; of what is made of them, as many times more."""
+    """Split of `num_rows` rows of latents among ranks; tensors made from them have a multiple of these rows."""
 
     def __init__(self, group: DecodeGroup, num_rows: int) -> None:
         self.group = group
         self._lengths = split_evenly(num_rows, group.size)
 
     def own(self, tensor: Tensor) -> Tensor:
-        """This rank's rows of a whole tensor, whose last dimensions are rows and columns."""
+        """Return this rank's rows of a whole tensor, whose last dimensions are rows and columns."""
         if self.group.size == 1:
             return tensor
         lengths = self._scaled(tensor.shape[_ROWS], sum(self._lengths))
         return tensor.split_with_sizes(lengths, dim=_ROWS)[self.group.rank].contiguous()
 
     def joined(self, tensor: Tensor, dim: int = _ROWS) -> Tensor:
-        """The rows of all ranks, along `dim`."""
+        """Return the rows of all ranks, along `dim`."""
         if self.group.size == 1:
             return tensor
         return self.group.joined(tensor, self._scaled(tensor.shape[dim], self._lengths[self.group.rank]), dim)
@@ -54,10 +54,10 @@ class Bands:
         return [length * scale for length in self._lengths]
 
     def padded(self, tensor: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-        """As by `functional.pad`, with as many rows above as below: those of the bands beside it, where there are some.
+        """Pad as `functional.pad`, with equal rows above and below; rows of neighbouring bands replace padding.
 
         Raises:
-            RuntimeError: bands have fewer rows.
+            RuntimeError: bands have fewer rows than the padding.
         """
         count, rows = pad[2], tensor.shape[_ROWS]
         if min(self._scaled(rows, self._lengths[self.group.rank])) < count:
@@ -71,9 +71,9 @@ class Bands:
 
 
 def decode(vae: Any, comm: Comm | None, stock: Callable[..., Any], latents: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """What `stock`, the `decode` of `vae`, makes of latents; the ranks of a `comm` have a band each, and get the whole.
+    """Call `stock`, the `decode` of `vae`; each rank of a `comm` decodes a band, and all get the whole.
 
-    An autoencoder that cuts pictures into tiles itself does so on each rank.
+    An autoencoder that cuts images into tiles itself does so on each rank.
 
     Raises:
         GroupBroken: a rank is lost.
@@ -90,9 +90,9 @@ def decode(vae: Any, comm: Comm | None, stock: Callable[..., Any], latents: Tens
 
 @contextmanager
 def in_bands(vae: Any, comm: Comm | None, latents: Tensor) -> Iterator[Bands]:
-    """While entered, the decoder of `vae` works on this rank's rows (`Bands.own`) of `latents`.
+    """Let the decoder of `vae` work on this rank's rows (`Bands.own`) of `latents` while entered.
 
-    At degree 1, and where there are fewer rows than ranks or the decoder is not known, a band is the whole.
+    A band is the whole at degree 1, if there are fewer rows than ranks, and if the decoder is not known.
     """
     num_rows = latents.shape[_ROWS]
     shared = comm is not None and comm.size <= num_rows and is_known(vae)
@@ -110,7 +110,7 @@ def in_bands(vae: Any, comm: Comm | None, latents: Tensor) -> Iterator[Bands]:
 
 @contextmanager
 def _made_whole(module: nn.Module, bands: Bands, beyond: _Beyond) -> Iterator[None]:
-    """While entered, a module works on all rows, and gives those of this rank."""
+    """Let a module compute all rows, and return those of this rank, while entered."""
     stock = module.forward
 
     def forward(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -128,7 +128,7 @@ def _made_whole(module: nn.Module, bands: Bands, beyond: _Beyond) -> Iterator[No
 
 
 class _Beyond(TorchFunctionMode):
-    """While entered, and not paused, functions that look beyond a band see what is there."""
+    """Lets functions that read beyond a band see the real values there, while entered and not paused."""
 
     def __init__(self, bands: Bands) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def _convolution(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """Without padding it was padded before, as causal ones are, or it has one row."""
+    """Convolve with rows of other bands, unless the rows were padded before (causal) or the kernel has one row."""
     reach = weight.shape[_ROWS] // 2
     if stride[_ROWS] != 1 or dilation[_ROWS] != 1 or padding[_ROWS] not in (0, reach):
         raise RuntimeError("a convolution that makes other numbers of rows cannot be shared; use degree 1")
@@ -185,7 +185,7 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Merged as Chan et al. (1979) do it."""
+    """Normalise with the moments of all bands, merged as in Chan et al. (1979)."""
     assert rows.shape[0] == 1
     groups = rows.reshape(num_groups, -1).float()
     variance, mean = torch.var_mean(groups, dim=1, correction=0)
@@ -196,13 +196,13 @@ def _group_norm(
     spread = (shares * (variances + (means - whole).square())).sum(0)
     channels = rows.shape[1] // num_groups
     mean, variance = (one.float().repeat_interleave(channels) for one in (whole, spread))
-    # With given moments, both kinds of normalisation are one.
+    # With given moments, group and batch normalisation are the same.
     scale, shift = (None if one is None else one.float() for one in (weight, bias))
     return functional.batch_norm(rows, mean, variance, scale, shift, eps=eps)
 
 
 def _interpolate(bands: Bands, stock: Callable[..., Tensor], rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Rows that are repeated have no neighbours."""
+    """Interpolate. Repeated rows do not depend on their neighbours."""
     made = stock(rows, *args, **kwargs)
     mode = kwargs.get("mode", args[2] if len(args) > 2 else _NEAREST[0])
     if mode not in _NEAREST or made.shape[_ROWS] % rows.shape[_ROWS]:
@@ -228,4 +228,4 @@ _ANSWERS: Mapping[Any, Callable[..., Any]] = {
     torch.randn: _refused,
     torch.randn_like: _refused,
 }
-"""By function of torch: what is done in its place, given the bands, the function and its arguments."""
+"""Substitutes for functions of torch; each gets the bands, the function and its arguments."""

@@ -1,4 +1,4 @@
-"""What the ranks of a group have of a decode, and how it goes round among them."""
+"""Exchange of the parts of a decode among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DecodeGroup:
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
 
     def of(self, root: int, tensor: Tensor | None) -> Tensor:
-        """What rank `root` has, of which the others know nothing; there where it was, elsewhere on the `device`."""
+        """Return the tensor of rank `root`, whose shape the others do not know; they get it on the `device`."""
         if self._comm is None:
             assert tensor is not None
             return tensor
@@ -43,7 +43,7 @@ class DecodeGroup:
         return sent if self.rank != root or tensor is None else tensor
 
     def joined(self, tensor: Tensor, lengths: list[int], dim: int) -> Tensor:
-        """Pieces of all ranks one behind another along `dim`, where rank i has `lengths[i]`; where `tensor` is."""
+        """Join pieces of all ranks along `dim`; rank i has `lengths[i]`. The result is where `tensor` is."""
         if self._comm is None:
             return tensor
         moved = tensor.movedim(dim, 0)
@@ -60,11 +60,11 @@ class DecodeGroup:
         return torch.cat(pieces).movedim(0, dim).contiguous().to(tensor.device)
 
     def stacked(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, which have one shape, along a new first dimension."""
+        """Stack the tensors of all ranks, which have one shape, along a new first dimension."""
         return self.joined(tensor.unsqueeze(0), [1] * self.size, 0)
 
     def traded(self, to_above: Tensor, to_below: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What the ranks before and behind this one have for it: theirs for `below`, and for `above`.
+        """Return the `to_below` of the previous rank and the `to_above` of the next one.
 
         None where there is no such rank. All these tensors have one shape.
         """

@@ -1,4 +1,4 @@
-"""Owns which blocks of a denoiser can be computed for some patches only, and which requests that is done for.
+"""Owns which blocks of a denoiser can be computed for some patches only, and for which requests.
 
-It must not know what is kept, or how it is decided: that is the layout's (`core.packing.Layout.run_block`).
+It must not know what is kept, or how that is decided: the layout does (`core.packing.Layout.run_block`).
 """

@@ -17,13 +17,13 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRows:
-    """The arguments of a block's forward, by what their rows are.
+    """The arguments of a block's forward, grouped by the content of their rows.
 
     Attributes:
-        states: a row for each patch, and its content is the picture's; the first is a tensor. Tuples hold several.
-        per_patch: a row for each patch, by the time.
+        states: a row for each patch, with content of the image; the first is a tensor. Tuples hold several.
+        per_patch: a row for each patch, depending on the time.
         joint: a row for each token of all texts and, behind them, of all patches; a pair of such tensors.
-        has_text: whether texts go through the block, too; then it returns them before the picture.
+        has_text: True if texts go through the block, too; then it returns them before the image.
     """
 
     states: tuple[str, ...]
@@ -37,7 +37,7 @@ U_NET = BlockRows(states=("hidden_states", "res_hidden_states_tuple"), per_patch
 
 
 def run_through(index: int, rows: BlockRows, block: Any) -> Callable[..., Any]:
-    """What to call for a block in packed passes: its forward, by way of the layout (see `packing.substitute`)."""
+    """Return the function that runs a block in packed passes, by way of the layout (`packing._substitute`)."""
     names = list(inspect.signature(type(block).forward).parameters)[1:]
 
     def instead(layout: Layout, forward: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def _all(value: Any) -> Iterable[Any]:
 
 
 def _taken(given: dict[str, Any], rows: BlockRows, take: Take, num_patches: int) -> dict[str, Any]:
-    """The arguments that have rows of patches, for those that are taken."""
+    """Return the arguments that have rows of patches, with the rows that are taken."""
     taken = {
         name: tuple(map(take, value)) if isinstance(value, tuple) else take(value)
         for name in (*rows.states, *rows.per_patch)

@@ -1,4 +1,4 @@
-"""The predictor of a model's patch cache: a random forest that says by how much a block's output will change.
+"""The predictor of a model's patch cache: a random forest that predicts the change of a block's output.
 
 Source: PatchedServe section 7, whose forest classifies. This one is a regression of the change, so that one threshold
 of a request means the same with and without it.
@@ -18,21 +18,21 @@ from torch import Tensor
 from tilework.pipelines.errors import InvalidDefaults
 
 FILE = "cache_forest.json"
-"""Beside a model's `model_index.json`."""
+"""Name of the file beside a model's `model_index.json`."""
 FORMAT = 1
 _LEAST = 1e-12  # A change of nothing has no logarithm.
 _FIELDS = ("feature", "threshold", "left", "right", "value")
 
 
 def features_of(index: int, change: Tensor) -> Tensor:
-    """What the forest decides by, (P, 2): the logarithm (10) of the input's change, and the place of the block."""
+    """Return the forest's features, (P, 2): the logarithm (10) of the input's change, and the index of the block."""
     logarithm = change.float().clamp_min(_LEAST).log10()
     return torch.stack([logarithm, torch.full_like(logarithm, index)], dim=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheForest:
-    """Trees of equal numbers of nodes, (trees, nodes) each; a node whose `left` is itself is a leaf.
+    """Trees with equal numbers of nodes, (trees, nodes) each; a node whose `left` is itself is a leaf.
 
     A call is a fixed number of lookups on the device, without waiting for it.
     """
@@ -45,7 +45,7 @@ class CacheForest:
     depth: int
 
     def __call__(self, index: int, change: Tensor) -> Tensor:
-        """By how much the output of a block is about to change, (P), by the change of its input."""
+        """Predict the change of a block's output, (P), from the change of its input."""
         features = features_of(index, change)
         trees = torch.arange(len(self.feature), device=change.device)[:, None]
         nodes = torch.zeros(len(self.feature), len(change), dtype=torch.long, device=change.device)
@@ -57,7 +57,7 @@ class CacheForest:
 
     @classmethod
     def of(cls, trees: Sequence[Mapping[str, Sequence[float]]], device: torch.device) -> CacheForest:
-        """A forest of trees as they lie in a file."""
+        """Return a forest of trees as they are stored in a file."""
         size = max(len(tree["value"]) for tree in trees)
         columns = {name: [[*tree[name], *[0] * (size - len(tree[name]))] for tree in trees] for name in _FIELDS}
         integers = {name: torch.tensor(columns[name], dtype=torch.long) for name in ("feature", "left", "right")}
@@ -67,7 +67,7 @@ class CacheForest:
 
 
 def read_forest(directory: Path, device: torch.device) -> CacheForest | None:
-    """The forest of a model; None if it has none.
+    """Return the forest of a model; None if it has none.
 
     Raises:
         InvalidDefaults: the file cannot be used.
@@ -88,7 +88,7 @@ def read_forest(directory: Path, device: torch.device) -> CacheForest | None:
 
 
 def _depth(tree: Mapping[str, Sequence[float]]) -> int:
-    """How many steps it takes from the root to the farthest leaf; children come after their parent."""
+    """Return the number of steps from the root to the farthest leaf; children come after their parent."""
     depths = [0] * len(tree["left"])
     for node, (left, right) in enumerate(zip(tree["left"], tree["right"], strict=True)):
         for child in {int(left), int(right)} - {node}:

@@ -1,4 +1,4 @@
-"""Which requests a denoiser can keep patches of, and how large these are."""
+"""Requests that a denoiser can keep patches of, and the size of these patches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LEAST_SHARE = 1 / 16
 
 
 def reuse_of(spec: Spec, size: Size, default_height: int, multiple: int) -> Reuse | str | None:
-    """What the passes of a request share, whose picture has this `size` in the denoiser; or why they can share nothing.
+    """Return what a request's passes share, given its `size` in the denoiser, or the reason why they share nothing.
 
-    None if it asks for no cache of blocks. A patch is as large as `multiple` and the sides allow, up to a quarter of a
-    picture of the `default_height` in pixels. It depends on nothing else, so it is the same for all of the request's
-    life, and requests of most sizes have the same.
+    Returns None if the request asks for no cache of blocks. A patch is as large as `multiple` and the sides allow, up
+    to a quarter of the side of an image of the `default_height` in pixels. It depends on nothing else, so it stays the
+    same during the request, and requests of most sizes have the same.
     """
     if spec.cache is None or spec.cache.kind.is_of_steps:
         return None

@@ -1,8 +1,8 @@
-"""Caches of whole steps by diffusers' own hooks, one for each request: no other reads what its steps keep.
+"""Caches of whole steps by diffusers' own hooks, one for each request: no other request reads what its steps keep.
 
-The library puts its hooks on a model, for all that calls it. Here they are made for a request, taken off again, and in
-place only during the request's own calls. So requests that take turns on a model do not meet, one without a cache runs
-as if there were no hooks, and what is kept goes with the request.
+The library puts its hooks on a model, for all callers. Here the hooks are made for a request, taken off again, and
+installed only during the request's own calls. So requests that take turns on a model do not interfere, a request
+without a cache runs as if there were no hooks, and the kept data ends with the request.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ COMPUTED_WHOLE = "some steps were computed whole: several devices shared them"
 
 @dataclass(frozen=True, slots=True)
 class StepBlocks:
-    """How a denoiser is built: its `lists` of blocks, in their order, and the `last` module behind them, a pattern.
+    """Structure of a denoiser: its `lists` of blocks, in their order, and the `last` module behind them, a pattern.
 
-    `first` says that FirstBlockCache can be used: it knows the blocks of all lists, and all return the same.
+    `first` is True if FirstBlockCache can be used: it knows the blocks of all lists, and all return the same.
     """
 
     lists: tuple[str, ...] = ("transformer_blocks",)
@@ -61,7 +61,7 @@ STEP_BLOCKS: Mapping[str, StepBlocks] = {
     "WanTransformer3DModel": StepBlocks(("blocks",)),
     "ZImageTransformer2DModel": StepBlocks(("layers",), r"all_final_layer\.[^.]+", first=False),
 }
-"""By class of the denoiser. Those without a row have no cache of whole steps."""
+"""Structures by class of the denoiser. Classes without a row have no cache of whole steps."""
 
 
 _KINDS = (CacheKind.FBCACHE, CacheKind.TAYLORSEER)
@@ -76,18 +76,18 @@ class StepCaches:
 
     @property
     def kinds(self) -> tuple[CacheKind, ...]:
-        """Those that all denoisers can have."""
+        """Kinds of caches that all denoisers can have."""
         if not self._denoisers or any(map(_is_bound, self._denoisers)):
             return ()
         return tuple(kind for kind in _KINDS if all(_can(one, kind) for one in self._denoisers))
 
     def of(self, spec: Spec) -> StepCache | None:
-        """A new one for a request; None if it asks for none."""
+        """Return a new cache for a request; None if it asks for none."""
         return StepCache(self, spec.cache) if spec.cache is not None and spec.cache.kind in self.kinds else None
 
 
 class StepCache:
-    """What the calls of a request keep for its later ones, and what came of it: `use`."""
+    """Data that the calls of a request keep for its later ones, and the effect so far: `use`."""
 
     def __init__(self, owner: StepCaches, choice: CacheChoice) -> None:
         self._owner, self._choice = owner, choice
@@ -95,7 +95,7 @@ class StepCache:
         self.use = CacheUse()
 
     def call(self, model: nn.Module, context: str, run: Forward, *args: Any, **kwargs: Any) -> Any:
-        """What `run` returns, which calls this denoiser. The calls of one `context` follow each other."""
+        """Call `run`, which calls this denoiser, with the cache. The calls of one `context` follow each other."""
         hooked = self._hooked.get(model)
         if hooked is None:
             hooked = self._hooked[model] = _HookedModel(model, self._choice)
@@ -112,14 +112,14 @@ class StepCache:
         return answer
 
     def forget(self, why: str) -> None:
-        """Begin anew, as after a step that was made without it."""
+        """Drop the kept data, as after a step that was made without it."""
         self._hooked.clear()
         self.use += CacheUse(off=why)
 
 
 @dataclass(slots=True, eq=False)
 class CacheSlot:
-    """The cache that a stock call's denoisers are called with now, and which call of an iteration comes next.
+    """The cache for the present calls of a stock call's denoisers, and the next call's context.
 
     A context is as the pipeline calls it (`cache_context`), or the number of the call in its iteration.
     """
@@ -130,7 +130,7 @@ class CacheSlot:
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """While entered, calls are of this context."""
+        """Name the context of calls while entered."""
         before, self.name = self.name, name
         try:
             yield
@@ -146,7 +146,7 @@ class CacheSlot:
 
 
 class _HookedModel:
-    """The hooks of one request on one denoiser, and what they keep. They are taken off again at once."""
+    """The hooks of one request on one denoiser, and the data that they keep. They are taken off again at once."""
 
     def __init__(self, model: nn.Module, choice: CacheChoice) -> None:
         row = STEP_BLOCKS[type(model).__name__]
@@ -168,7 +168,7 @@ class _HookedModel:
 
     @contextmanager
     def in_place(self, context: str) -> Iterator[None]:
-        """While entered, calls of the model go through the hooks."""
+        """Route calls of the model through the hooks while entered."""
         stock = {module: vars(module).get("forward") for module in self._forwards}
         for manager in self._managers:
             manager.set_context(CacheContext(context))
@@ -182,7 +182,7 @@ class _HookedModel:
                 _put(module, before)
 
     def take_use(self) -> CacheUse:
-        """The blocks of the calls since this was asked last."""
+        """Return the blocks computed and skipped since the last call of this."""
         computed, called = self._num_computed, self._num_calls
         self._num_computed = self._num_calls = 0
         return CacheUse(computed, called * self._num_blocks - computed)
@@ -193,7 +193,7 @@ class _HookedModel:
             self._num_computed += 1
             output = forward(*args, **kwargs)
             if isinstance(output, tuple) and output[0] is None:
-                # SD3's last block returns no text, as nothing reads it any more. The hooks reckon with one.
+                # SD3's last block returns no text, as nothing reads it. The hooks expect one.
                 return (kwargs["encoder_hidden_states"], *output[1:])
             return output
 
@@ -225,18 +225,18 @@ def _blocks(model: nn.Module, row: StepBlocks) -> list[nn.Module]:
 
 
 def _is_bound(model: nn.Module) -> bool:
-    """Whether its blocks are compiled as they are, or have hooks that count on all of them to be called."""
+    """Return whether its blocks are compiled, or have hooks that need every block to be called."""
     return any(one._compiled_call_impl is not None or _hooks(one) for one in model.modules())
 
 
 def _hooks(module: nn.Module) -> frozenset[str]:
-    """The names of the library's hooks on a module."""
+    """Return the names of the library's hooks on a module."""
     registry = getattr(module, "_diffusers_hook", None)
     return frozenset() if registry is None else frozenset(registry.hooks)
 
 
 def _put(module: nn.Module, forward: Forward | None) -> None:
-    """Let a module have this forward; None: that of its class."""
+    """Give a module this forward; None: that of its class."""
     if forward is None:
         vars(module).pop("forward", None)
     else:

@@ -1,4 +1,4 @@
-"""Owns clips out of their decoders: part by part, tile by tile, and what memory that takes.
+"""Owns clips out of their decoders: part by part, tile by tile, and the memory that this takes.
 
 It must not know requests, stages or stock calls.
 """

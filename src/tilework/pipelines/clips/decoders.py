@@ -1,7 +1,7 @@
-"""How the autoencoders of diffusers decode clips: one row for each class, with what its own `decode` does in a loop.
+"""Decoding of clips by the autoencoders of diffusers: one row for each class, with the loop of its own `decode`.
 
-Beside `hooks`, `packing` and `slices` the only module that relies on how diffusers' models are built inside;
-tests/pipelines/test_clips.py holds it to that, bit for bit.
+Like `hooks`, `packing` and `slices`, this module relies on the internals of diffusers' models;
+tests/pipelines/test_clips.py checks it bit for bit.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 
 Chunks = Callable[..., Iterator[Tensor]]
 """Decodes latents (1, channels, t, h, w) with an autoencoder; yields frames (1, channels, frames, rows, columns) in
-their order, before `Decoder.finish`. What else a decoder is told follows the latents."""
+their order, before `Decoder.finish`. Further inputs of a decoder follow the latents.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Where an autoencoder cuts; rows, then columns. Frames with sides of at most `size` are decoded as a whole.
+    """Cuts of an autoencoder; rows, then columns. Frames with sides of at most `size` are decoded whole.
 
     Attributes:
         size: of a tile, in latents.
         stride: from one tile to the next, in latents.
-        kept: of a tile in the clip, in what a decoder yields; what is beyond is `blend`ed into the next one.
-        blend: the width of that, in what a decoder yields.
+        kept: part of a tile that enters the clip, in the decoder's output; the rest is `blend`ed into the next tile.
+        blend: width of that rest, in the decoder's output.
     """
 
     size: tuple[int, int]
@@ -36,19 +37,19 @@ class Tiles:
     blend: tuple[int, int]
 
     def cut(self, latents: Tensor) -> bool:
-        """Whether the frames of a clip are larger than one tile."""
+        """Return whether the frames of a clip are larger than one tile."""
         rows, columns = latents.shape[-2:]
         return rows > self.size[0] or columns > self.size[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """How the autoencoders of a class decode.
+    """Decoding by the autoencoders of a class.
 
     Attributes:
-        whole: a clip without tiles.
-        tile: a tile of it.
-        finish: what comes last, with chunks or parts of their frames; it looks at no neighbours.
+        whole: decodes a clip without tiles.
+        tile: decodes a tile of it.
+        finish: the last operation, on chunks or parts of their frames; it looks at no neighbours.
         tiles: where it cuts, if it is told to.
         scales: frames beyond the first for each latent beyond the first, and pixels of a side for each latent.
         latent_channels: the channels of latents.
@@ -63,7 +64,7 @@ class Decoder:
 
 
 def decoder_of(vae: Any) -> Decoder | None:
-    """How an autoencoder decodes; None if there is no row for its class, or it is set to cut clips in time."""
+    """Return the row of an autoencoder; None if its class has no row, or it is set to cut clips in time."""
     return None if getattr(vae, "use_framewise_decoding", False) else ROWS.get(type(vae).__name__)
 
 
@@ -76,7 +77,7 @@ def _wan_tile(vae: Any, latents: Tensor) -> Iterator[Tensor]:
 
 
 def _wan_frames(vae: Any, latents: Tensor, before: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-    """One latent after the other; each convolution keeps the last frames that it has seen."""
+    """Decode one latent after another; each convolution keeps the last frames that it has seen."""
     vae.clear_cache()
     try:
         for index in range(latents.shape[2]):
@@ -100,7 +101,7 @@ def _wan_tiles(vae: Any) -> Tiles:
 
 
 def _cogvideox(vae: Any, latents: Tensor) -> Iterator[Tensor]:
-    """Some latents at a time, of which the first take those that remain."""
+    """Decode some latents at a time; the first part also takes the remainder."""
     size, cache = vae.num_latent_frames_batch_size, None
     remaining = latents.shape[2] % size
     for index in range(max(latents.shape[2] // size, 1)):
@@ -210,4 +211,4 @@ ROWS: Mapping[str, Decoder] = {
     "AutoencoderKLLTXVideo": _LTX,
     "AutoencoderKLWan": _WAN,
 }
-"""By class of the autoencoder. One without a row decodes by its own method, and its clip is made at once."""
+"""Decoders by class of the autoencoder. A class without a row decodes its whole clip at once by its own method."""

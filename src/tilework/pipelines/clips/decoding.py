@@ -1,9 +1,9 @@
-"""A clip from latents to pixels of 8 bits, of which no more than a part is ever there in full precision.
+"""Decoding of a clip to pixels of 8 bits, with only a part of it in full precision at a time.
 
 diffusers decodes a causal clip latent by latent, but joins all frames before it makes pixels of them; with tiles it
-keeps all of these, too, until the last one is decoded. Both grow with the number of frames. Pixels are made of each
-value alone, and the seams of tiles of the edges of two. So here frames become pixels as soon as they are decoded, and
-of a tile its edges stay. All numbers are those of the stock call, bit for bit.
+keeps all of these, too, until the last one is decoded. Both grow with the number of frames. Pixels depend on each
+value alone, and the seams of tiles on the edges of two. So here frames become pixels as soon as they are decoded, and
+of a tile only its edges stay. All numbers are those of the stock call, bit for bit.
 
 Rejected: all tiles of a frame first, which would keep what a causal decoder keeps from frame to frame for all of them.
 """
@@ -23,19 +23,20 @@ from tilework.pipelines.bands.group import DecodeGroup
 from tilework.pipelines.clips.decoders import Decoder, Tiles
 
 Pixels = Callable[[Tensor], Tensor]
-"""Makes pixels (frames, rows, columns, 3) of 8 bits of decoded frames (1, 3, frames, rows, columns)."""
+"""Makes pixels (frames, rows, columns, 3) of 8 bits from decoded frames (1, 3, frames, rows, columns)."""
 
 
 def decode(
     decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: Any, comm: Comm | None = None, **named: Any
 ) -> Tensor:
-    """The clip of latents (1, channels, t, h, w) as pixels (frames, rows, columns, 3) of 8 bits, on the CPU.
+    """Decode latents (1, channels, t, h, w) to pixels (frames, rows, columns, 3) of 8 bits, on the CPU.
 
-    `given` and `named` are what the autoencoder's `decode` takes beside them. It is cut into tiles if `vae` is set to
-    that (`enable_tiling`) and its frames are larger than one.
+    `given` and `named` are the further arguments of the autoencoder's `decode`. The clip is cut into tiles if `vae` is
+    set to that (`enable_tiling`) and its frames are larger than one.
 
-    The ranks of a `comm` share it, and each has the whole in the end: tiles go round among them, which changes no bit;
-    without tiles each has a band of rows (`bands`). What a group cannot share is decoded whole by each rank.
+    The ranks of a `comm` share the work, and each gets the whole clip: tiles are dealt out among them, which changes no
+    bit; without tiles each has a band of rows (`bands`). Clips that a group cannot share are decoded whole by each
+    rank.
 
     Raises:
         GroupBroken: a rank is lost.
@@ -52,9 +53,9 @@ def decode(
 def _tiled(
     decoder: Decoder, vae: Any, pixels: Pixels, group: DecodeGroup, latents: Tensor, *given: Any, **named: Any
 ) -> Tensor:
-    """Tile by tile, each with all its frames: what a decoder keeps from frame to frame is there for one tile only.
+    """Decode tile by tile, each with all its frames: so what a decoder keeps between frames exists for one tile only.
 
-    Ranks decode a tile each at the same time. They are blended in their order, one after another, as stock does.
+    Ranks decode a tile each at the same time. The tiles are blended in order, one after another, as stock does.
     """
     tiles = decoder.tiles(vae)
     tops, lefts = (range(0, latents.shape[dim], stride) for dim, stride in zip((3, 4), tiles.stride, strict=True))
@@ -78,7 +79,7 @@ def _tiled(
             above[column] = group.of(root, None if blended is None else _edge(blended, 3, tiles.blend[0]))
         kept = None if tile is None else tile[:, :, :, : tiles.kept[0], : tiles.kept[1]]
         made = None if kept is None else torch.cat(list(_frames(decoder, vae, pixels, kept)))
-        tile = blended = kept = None  # Before the next one is decoded.
+        tile = blended = kept = None  # Freed before the next one is decoded.
         for root in range(len(turn)):
             row.append(group.of(root, made if root == group.rank else None))
             if len(row) == len(lefts):
@@ -88,12 +89,12 @@ def _tiled(
 
 
 def _edge(tile: Tensor, dim: int, width: int) -> Tensor:
-    """The last rows or columns of a tile, in memory of their own."""
+    """Return the last rows or columns of a tile, in memory of their own."""
     return tile.narrow(dim, max(0, tile.shape[dim] - width), min(width, tile.shape[dim])).clone()
 
 
 def _blended(vae: Any, tiles: Tiles, tile: Tensor, above: Tensor | None, beside: Tensor | None) -> Tensor:
-    """A tile, in its place, that goes over from the edges of its neighbours into its own."""
+    """Blend the edges of the neighbours into a tile, in place."""
     if above is not None:
         tile = vae.blend_v(above, tile, tiles.blend[0])
     if beside is not None:
@@ -102,7 +103,7 @@ def _blended(vae: Any, tiles: Tiles, tile: Tensor, above: Tensor | None, beside:
 
 
 def _frames(decoder: Decoder, vae: Any, pixels: Pixels, chunk: Tensor) -> Iterator[Tensor]:
-    """The pixels of a chunk, frame by frame: what they take on the way is that of one."""
+    """Return the pixels of a chunk, frame by frame, so that only one frame takes memory on the way."""
     return (pixels(decoder.finish(vae, frame)) for frame in torch.split(chunk, 1, dim=2))
 
 

@@ -1,8 +1,8 @@
-"""What memory a decode takes, before it runs: the code that decodes, on tensors that have no numbers.
+"""Memory of a decode, computed before it runs: the decoding code runs on tensors without values.
 
-`torch.device("meta")` makes tensors with shapes alone. What is counted is every tensor that is made and still there,
-and what a convolution takes beside them on a CPU. A decode repeats itself from latent to latent and from tile to tile,
-so each kind of chunk runs once, and counts as often as it is made.
+`torch.device("meta")` makes tensors with shapes alone. All tensors that exist at a time are counted, and the workspace
+of a convolution on a CPU. A decode repeats itself from latent to latent and from tile to tile, so each kind of chunk
+runs once, and counts as often as it is made.
 
 Rejected: a formula with factors for each class. It would have to be measured again for each configuration.
 """
@@ -29,13 +29,14 @@ from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 
 _META = torch.device("meta")
 TILING = ("use_tiling", "tile_")
-"""How the names of the settings of an autoencoder's tiles begin."""
+"""Prefixes of the settings of an autoencoder's tiles."""
 _UNFOLDED = 20_480
-"""Up to this product of the first four sizes torch's own convolution unfolds an input of float32 on a CPU
-(`ConvParams::use_mkldnn`); above it, and of other types, oneDNN copies it."""
+"""Largest product of the first four sizes for which torch's own convolution unfolds a float32 input on a CPU
+(`ConvParams::use_mkldnn`); above it, and for other types, oneDNN copies the input.
+"""
 
 _BLOCK = 32
-"""Channels come in multiples of at most this number in oneDNN's own layouts."""
+"""Largest block of channels in oneDNN's own layouts."""
 _FORMATS: dict[int, tuple[Any, ...]] = {
     4: (torch.contiguous_format, torch.channels_last),
     5: (torch.contiguous_format, torch.channels_last_3d),
@@ -43,11 +44,11 @@ _FORMATS: dict[int, tuple[Any, ...]] = {
 
 
 def decode_bytes(vae: Any, frames: int, height: int, width: int, *, tensors_alone: bool = False) -> int | None:
-    """The most memory that the tensors of a clip's decode take at a time, beside the weights; its pixels included.
+    """Return the peak bytes of the tensors of a clip's decode, beside the weights, with its pixels.
 
-    Of pixels the two copies count that are there at the end. What kernels take beside them counts as on a CPU, or with
+    Two copies of the pixels count, those that exist at the end. Workspaces of kernels count as on a CPU, or with
     `tensors_alone` not at all: no device takes less. `vae` may lie on the device "meta" (`from_config`). It decodes in
-    tiles if it is set to that. None: nothing is known of its class.
+    tiles if it is set to that. Returns None if nothing is known of its class.
     """
     decoder = decoder_of(vae)
     if decoder is None:
@@ -69,7 +70,7 @@ def decode_bytes(vae: Any, frames: int, height: int, width: int, *, tensors_alon
 
 
 def autoencoder_of(directory: Path, dtype: torch.dtype) -> Any:
-    """The autoencoder of a model's directory by its configuration alone: it has shapes, and no weights.
+    """Return the autoencoder of a model's directory from its configuration alone: it has shapes, and no weights.
 
     Raises:
         ModelNotFound: there is no configuration.
@@ -89,10 +90,10 @@ def autoencoder_of(directory: Path, dtype: torch.dtype) -> Any:
 
 
 class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, counts the bytes of tensors that are made and still there: `live_bytes`, at most `peak_bytes`.
+    """Counts, while entered, the bytes of tensors that were made and still exist: `live_bytes`, at most `peak_bytes`.
 
-    A convolution counts with what its kernel takes beside its tensors on a CPU, unless `tensors_alone`. What other
-    kernels take, and those of other devices, is not counted.
+    A convolution counts with its kernel's workspace on a CPU, unless `tensors_alone`. Workspaces of other kernels, and
+    of other devices, are not counted.
     """
 
     def __init__(self, *, tensors_alone: bool = False) -> None:
@@ -103,7 +104,7 @@ class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def rise(self, num_bytes: int) -> None:
-        """Count bytes that are there for a moment."""
+        """Count bytes that exist for a moment."""
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + num_bytes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,10 +138,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _workspace(args: Any, result: Tensor) -> int:
-    """The bytes that a convolution takes on a CPU beside its tensors, at most.
+    """Return the bytes that a convolution takes on a CPU beside its tensors, at most.
 
-    Its input is copied if its numbers do not lie one after the other. Then it is unfolded, or input, weights and result
-    are copied into blocks of channels.
+    Its input is copied if its values are not contiguous. Then the input is unfolded, or input, weights and result are
+    copied into blocks of channels.
     """
     inputs, weight = args[0], args[1]
     copied = 0 if any(inputs.is_contiguous(memory_format=one) for one in _FORMATS[inputs.ndim]) else inputs.nbytes
@@ -150,13 +151,13 @@ def _workspace(args: Any, result: Tensor) -> int:
 
 
 def _in_blocks(tensor: Tensor) -> int:
-    """The bytes of a tensor whose channels are filled up."""
+    """Return the bytes of a tensor whose channels are padded to a block."""
     return int(tensor.nbytes // tensor.shape[1] * -(-tensor.shape[1] // _BLOCK) * _BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """The chunks of a clip: their shapes, what is kept between them, and what one takes beyond that for a moment."""
+    """The chunks of a clip: their shapes, the bytes kept between them, and the most that one takes for a moment."""
 
     shapes: tuple[torch.Size, ...]
     kept_bytes: int
@@ -165,7 +166,7 @@ class _Course:
 
 @dataclass(slots=True)
 class _Rehearsal:
-    """The chunks of a decoder. Once they repeat themselves, and for latents of a known shape, none is computed."""
+    """The chunks of a decoder. Computes none once they repeat themselves, nor for latents of a known shape."""
 
     meter: TensorMeter
     chunks: Chunks
@@ -199,7 +200,7 @@ class _Rehearsal:
         self._courses[latents.shape] = _Course(tuple(shapes), max(kept, 0), rise)
 
     def _next(self, chunks: Iterator[Tensor]) -> tuple[Tensor, int, int] | None:
-        """The next chunk, what more is kept behind it, and what it took for a moment; None behind the last one."""
+        """Return the next chunk, the further bytes kept after it, and its momentary bytes; None after the last one."""
         before, peak = self.meter.live_bytes, self.meter.peak_bytes
         self.meter.peak_bytes = before
         chunk = next(chunks, None)
@@ -216,18 +217,18 @@ class _Rehearsal:
 
 
 def _pixels(frames: Tensor) -> Tensor:
-    """What a processor makes of frames, as far as memory goes."""
+    """Imitate the memory of a processor that makes pixels of frames."""
     values = (frames * 0.5 + 0.5).clamp(0, 1)
     return values[0].permute(1, 2, 3, 0).float().to(torch.uint8)
 
 
 def _bare(vae: Any) -> Any:
-    """The same autoencoder without its weights, with the same tiles."""
+    """Return the same autoencoder without its weights, with the same tiles."""
     with _META:
         bare = type(vae).from_config(vae.config)
     nn.Module.to(bare, next(vae.parameters()).dtype)
     for name, value in vars(vae).items():
         if name.startswith(TILING):
             setattr(bare, name, value)
-    bare.blend_v = bare.blend_h = lambda _beside, tile, _extent: tile  # Row by row in its place, in thousands of calls.
+    bare.blend_v = bare.blend_h = lambda _beside, tile, _extent: tile  # Row by row in place, in thousands of calls.
     return bare

@@ -1,4 +1,4 @@
-"""The memory of a decode, planned where the model is not: from what its worker says of the autoencoder."""
+"""Memory of a decode, planned without the model: from its worker's description of the autoencoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _META = torch.device("meta")
 
 
 def decode_memory(vae: Any, most_bytes: int) -> DecodeMemory | None:
-    """What `planned_bytes` needs to know of an autoencoder; None if nothing is known of its class."""
+    """Return what `planned_bytes` needs to know of an autoencoder; None if nothing is known of its class."""
     if decoder_of(vae) is None:
         return None
     return DecodeMemory(
@@ -32,9 +32,9 @@ def decode_memory(vae: Any, most_bytes: int) -> DecodeMemory | None:
 
 
 def planned_bytes(memory: DecodeMemory, shape: Shape, degree: int) -> int:
-    """What a decode takes at least on each of `degree` devices, which have a band of rows each; see `decode_bytes`.
+    """Return the least memory of a decode on each of `degree` devices, with a band of rows each; see `decode_bytes`.
 
-    What they get of each other is not counted. Tiles take what they take on one device.
+    Data that they get from each other is not counted. Tiles take as much as on one device.
     """
     with _META:
         vae: Any = getattr(diffusers, memory.autoencoder).from_config(json.loads(memory.config))

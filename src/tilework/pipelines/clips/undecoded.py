@@ -1,4 +1,4 @@
-"""Stands for a decoded clip in a stock call, which hands it to its processor to make pictures of it.
+"""A stand-in for a decoded clip in a stock call, which passes it to its processor to make images of it.
 
 Rejected: cutting the stock call off at its decode, since what comes behind it differs by class.
 """
@@ -24,7 +24,7 @@ _WRAPPED = "return_dict"
 class Undecoded:
     """The clip that a call of an autoencoder's `decode` asks for. `is_open` until its pixels are made.
 
-    A stock call that does anything else with it raises an error, since it has no methods but that.
+    A stock call that does anything else with it raises an error, since it has no other methods.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Undecoded:
 
     @property
     def answer(self) -> Any:
-        """What the call returns, with this in the place of frames."""
+        """Result of the call, with this object in place of frames."""
         return DecoderOutput(sample=self) if self._is_wrapped else (self,)
 
     def pixels(self, postprocess: Any) -> Tensor:
-        """(frames, rows, columns, 3) of 8 bits, by what a processor makes of frames: a list of lists of pictures."""
+        """Decode to (frames, rows, columns, 3) of 8 bits. The processor turns frames into a list of lists of images."""
         self.is_open = False
         made = decode(
             self._decoder,
@@ -58,7 +58,7 @@ class Undecoded:
 
 
 def undecoded(vae: Any, comm: Comm | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Undecoded | None:
-    """The clip that `vae.decode(*args, **kwargs)` makes, not made yet; None if only that call makes it.
+    """Return the clip of `vae.decode(*args, **kwargs)`, not made yet; None if only that call can make it.
 
     The ranks of a `comm` will share it.
     """
@@ -69,12 +69,12 @@ def undecoded(vae: Any, comm: Comm | None, args: tuple[Any, ...], kwargs: Mappin
 
 
 def pixels_of(pictures: Any) -> Tensor:
-    """(pictures, rows, columns, 3), 8 bits, of pictures of PIL."""
+    """Return the pixels (pictures, rows, columns, 3), 8 bits, of pictures of PIL."""
     return torch.from_numpy(np.stack([np.asarray(one.convert("RGB")) for one in pictures]))
 
 
 def take_undecoded(pipeline: Any) -> None:
-    """Let the processor of a pipeline make pictures of an `Undecoded`. Of anything else it makes what it did."""
+    """Let the processor of a pipeline make images of an `Undecoded`. It treats everything else as before."""
     processor = getattr(pipeline, _PROCESSOR, None)
     if processor is None:
         return

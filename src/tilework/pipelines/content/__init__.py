@@ -1,4 +1,4 @@
-"""Owns what the files of a model hold: which of them count, and digests of them.
+"""Owns the contents of a model's files: which of them count, and digests of them.
 
 Imports no torch, and knows nothing of nodes.
 """

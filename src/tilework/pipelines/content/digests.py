@@ -1,4 +1,4 @@
-"""Digests of files: at once of small ones and of a sample of weights, and in a while of all of a file."""
+"""Digests of files: quick ones of small files and of samples of weights, and slow ones of whole files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilework.core.wire.content import FileContent
 _WEIGHTS = (".safetensors", ".gguf")
 _BLOCK = 4096
 _NUM_BLOCKS = 256
-"""Of a file of weights that says nothing of its tensors; of safetensors there is a block of each tensor."""
+"""Number of blocks of a weights file without a list of tensors; of safetensors there is a block per tensor."""
 _PART = 1 << 20
 _LENGTH = Struct("<Q")
 _MOST_HEADER = 100_000_000
-"""Bytes; safetensors has the same limit."""
+"""Largest header in bytes; safetensors has the same limit."""
 _DIGITS = 32
 
 
@@ -28,15 +28,16 @@ class Stopped(Exception):
 
 
 def is_sampled(path: Path) -> bool:
-    """Whether `quick` of the file's content is a digest of a sample."""
+    """Return whether `quick` of the file's content is a digest of a sample."""
     return path.suffix in _WEIGHTS
 
 
 def quick_content(path: Path) -> FileContent:
-    """The size of a file, and a digest of it: of weights of the header, and of a block amid each tensor.
+    """Return the size and a quick digest of a file.
 
-    Training changes a tensor nearly everywhere, so the sample shows each tensor that was trained. Of gigabytes it reads
-    megabytes. Weights that are not safetensors give blocks at even distances. Raises OSError.
+    The digest of weights covers the header and a block in the middle of each tensor. Training changes a tensor nearly
+    everywhere, so this sample shows each tensor that was trained. It reads megabytes of gigabytes. Weights that are not
+    safetensors give blocks at even distances. Raises OSError.
     """
     with path.open("rb", buffering=0) as file:
         num_bytes, digest = os.fstat(file.fileno()).st_size, sha256()
@@ -51,7 +52,7 @@ def quick_content(path: Path) -> FileContent:
 
 
 def whole_digest(path: Path, is_stopped: Callable[[], bool]) -> str:
-    """A digest of all of a file. Raises OSError; Stopped, soon after `is_stopped` says so."""
+    """Return a digest of a whole file. Raises OSError, and Stopped soon after `is_stopped` returns True."""
     digest = sha256()  # At 1.5 GB/s it is the fastest of hashlib on processors that have instructions for it.
     with path.open("rb", buffering=0) as file:
         while part := file.read(_PART):
@@ -62,7 +63,7 @@ def whole_digest(path: Path, is_stopped: Callable[[], bool]) -> str:
 
 
 def _sample(file: int, num_bytes: int) -> Iterable[tuple[int, int]]:
-    """Where the blocks are that stand for a file of weights, and how long each is, in order."""
+    """Return offset and length of the blocks that stand for a file of weights, in order."""
     tensors = _tensors(file, num_bytes)
     if tensors is None:
         if num_bytes <= _NUM_BLOCKS * _BLOCK:
@@ -74,13 +75,13 @@ def _sample(file: int, num_bytes: int) -> Iterable[tuple[int, int]]:
 
 
 def _middle(first: int, last: int) -> tuple[int, int]:
-    """Where the block amid a tensor is, and how long it is."""
+    """Return offset and length of the block in the middle of a tensor."""
     length = min(_BLOCK, last - first)
     return first + (last - first - length) // 2, length
 
 
 def _tensors(file: int, num_bytes: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """Where the tensors of a safetensors file begin, and the ranges of each from there; None if it is none."""
+    """Return where the tensors of a safetensors file begin, and their ranges from there; None for other files."""
     head = os.pread(file, _LENGTH.size, 0)
     if len(head) < _LENGTH.size:
         return None

@@ -1,4 +1,4 @@
-"""The files that make a model what it is: two copies of these are the same model, whatever else lies beside them."""
+"""The files that define a model: two copies of these are the same model, whatever else lies beside them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OF_COMPONENTS = (".json", ".txt", ".model", ".jinja", ".py", ".safetensors")
 
 
 def source_files(source: ModelSource) -> dict[str, Path]:
-    """The files of a model, by name; none of a model of the hub, whose revision says what it is.
+    """Return the files of a model, by name; none for a model of the hub, which its revision defines.
 
-    Of a workflow that is the file which defines it. Files of quantised weights are among them, by their paths.
+    A workflow has the file that defines it. Files of quantised weights are included, by their paths.
 
     Raises:
         ModelNotFound: there is no such model.
@@ -32,11 +32,11 @@ def source_files(source: ModelSource) -> dict[str, Path]:
 
 
 def directory_files(directory: Path) -> dict[str, Path]:
-    """The files of a model's directory, by their names within it, in order.
+    """Return the files of a model's directory, by their names within it, in order.
 
     These are the configurations and the code beside its components, and configurations, vocabularies, code and
     safetensors of the components that its index names; without an index those of all folders. Hidden files and folders,
-    which programs that fetch models leave, do not count, nor does what is only to be read by people.
+    which download tools leave, do not count, nor do texts for people.
     """
     named = _components(directory)
     folders = sorted(one for one in directory.iterdir() if one.is_dir() and not one.name.startswith("."))
@@ -54,7 +54,7 @@ def _counts(path: Path, directory: Path, suffixes: tuple[str, ...]) -> bool:
 
 
 def _components(directory: Path) -> set[str]:
-    """The components that its indices name; none if there is no index that can be read."""
+    """Return the components that its indices name; none if there is no index that can be read."""
     return {name for index in (INDEX, MODULAR_INDEX) for name in _named(directory / index)}
 
 

@@ -1,4 +1,4 @@
 """Owns what is known of CUDA on this machine: the build of torch, the driver, and the cards with their memory.
 
-Decides nothing. Where CUDA does not work, it says what is there and what to do.
+Decides nothing. If CUDA does not work, it says what is there and what to do.
 """

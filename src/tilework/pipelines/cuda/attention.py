@@ -1,4 +1,4 @@
-"""Which kernels of attention a device has in this build of torch: each is called once, for each type of numbers."""
+"""Attention kernels that a device has in this build of torch: each is called once, for each type of numbers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _BACKENDS = {
     "math": SDPBackend.MATH,
 }
 _SIDE = 64
-"""Tokens, and the width of a head: such as all kernels that there are can be."""
+"""Number of tokens, and width of a head; every kernel supports it."""
 
 
 def kernels_on(device: torch.device) -> Kernels:
-    """The kernels that run on a device. This process uses the device from now on."""
+    """Return the kernels that run on a device. This process uses the device from now on."""
     return tuple((dtype, name) for dtype in DTYPES for name in _BACKENDS if _runs(device, dtype, name))
 
 
 def check_attention(attention: str, dtype: str, place: str, kernels: Collection[tuple[str, str]]) -> None:
-    """Raises InvalidSource if what is at a place, such as a card of this name, lacks a kernel of attention."""
+    """Check that a place, such as a card of this name, has a kernel of attention. Raises InvalidSource otherwise."""
     if attention == ATTENTIONS[0] or (dtype, attention) in kernels:
         return
     there = [name for name in ATTENTIONS if name == ATTENTIONS[0] or (dtype, name) in kernels]
@@ -45,7 +45,7 @@ def _runs(device: torch.device, dtype: str, name: str) -> bool:
     tokens = torch.zeros(1, 1, _SIDE, _SIDE, dtype=getattr(torch, dtype), device=device)
     try:
         with warnings.catch_warnings(), sdpa_kernel(_BACKENDS[name]):
-            warnings.simplefilter("ignore")  # They say why it does not run.
+            warnings.simplefilter("ignore")  # The warnings say why it does not run.
             scaled_dot_product_attention(tokens, tokens, tokens).cpu()
     except RuntimeError:
         return False

@@ -1,4 +1,4 @@
-"""Copies between a GPU and the host by a stream of their own, through memory that the GPU reaches by itself."""
+"""Copies between a GPU and the host by a separate stream, through memory that the GPU reaches by itself."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 _PART_BYTES = 64 << 20
-"""What is waited for at once: some milliseconds."""
+"""Least size of a part that is waited for at once: some milliseconds."""
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Targets, and what is copied to them."""
+"""Targets, and the sources that are copied to them."""
 
 
 class Streams(Protocol):
-    """What a device has of streams, events with times and pinned memory; the former are as those of `torch.cuda`."""
+    """Streams, events with times and pinned memory of a device; streams and events are as those of `torch.cuda`."""
 
     def current(self) -> Any: ...
     def new(self) -> Any: ...
     def entered(self, stream: Any) -> AbstractContextManager[Any]:
-        """While entered, `copy` goes to this stream."""
+        """Send each `copy` to this stream while entered."""
 
     def event(self) -> Any: ...
     def pinned(self, num_bytes: int) -> Tensor:
-        """Memory of the host that the device reads and writes by itself; bytes."""
+        """Return bytes of host memory that the device reads and writes by itself."""
 
     def like(self, tensor: Tensor) -> Tensor:
-        """Memory of the device for what lies in a tensor."""
+        """Return memory of the device for the contents of a tensor."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Queue a copy; the host does not wait for it."""
@@ -39,7 +39,7 @@ class Streams(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CudaStreams:
-    """Those of a CUDA device. Nothing of it has run on one yet."""
+    """Streams of a CUDA device. Nothing of it has run on one yet."""
 
     device: torch.device
 
@@ -66,23 +66,23 @@ class CudaStreams:
 
 
 class Copies(Protocol):
-    """How the tensors of a state come from a device to the host and back. They are contiguous."""
+    """Copies of a state's tensors from a device to the host and back. The tensors are contiguous."""
 
     def room(self, num_bytes: int) -> Tensor:
-        """Memory of the host, as bytes, for tensors that go `to_device`."""
+        """Return memory of the host, as bytes, for tensors that go `to_device`."""
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What lies in tensors, on the host, ready to be read."""
+        """Return the contents of tensors on the host, ready to be read."""
 
     def to_device(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """Tensors of the host on a device, ready for what is queued on its current stream from now on."""
+        """Return tensors of the host on a device, ready for what is queued on its current stream from now on."""
 
 
 class DirectCopies:
-    """Each by itself, on the current stream; the host waits for it. Those that lie there already are not copied."""
+    """Copies each tensor by itself, on the current stream; the host waits. Tensors already there are not copied."""
 
     def room(self, num_bytes: int) -> Tensor:
-        # Aligned like torch's own: unaligned inputs may round differently.
+        # torch aligns its memory: unaligned inputs may round differently.
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -99,7 +99,8 @@ DIRECT = DirectCopies()
 class Sending:
     """Copies that may be under way, in parts, by the events at their beginning and at the end of each part.
 
-    What they `read` is kept here. What they write must stay, and may not be used, until they are waited for.
+    The tensors that they `read` are kept here. The tensors that they write must stay, and may not be used, until the
+    copies are waited for.
     """
 
     begin: Any
@@ -121,22 +122,22 @@ class Sending:
 
     @property
     def beside_ns(self) -> int:
-        """Of copies that have been waited for: how long they took while the host did not wait."""
+        """Time of finished copies while the host did not wait."""
         return max(0, int(1e6 * self.begin.elapsed_time(self.end)) - self._waited_ns)
 
 
 class SideCopies:
-    """Copies by a stream of their own: all of a state at once, and weights beside what runs.
+    """Copies by a separate stream: all tensors of a state at once, and weights beside what runs.
 
     The stream begins when the current one has done what was queued before: it may be computing what is to be copied, or
-    still be using what lay in the memory that is copied to. The memory is that of the current stream, to which it goes
-    back; so that one must not go on with it before the copies have ended.
+    still be using the memory that is copied to. The memory belongs to the current stream and returns to it; so that
+    stream must not use it before the copies have ended.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams, self._side = streams, streams.new()
         self._under_way: list[Sending] = []
-        """Copies to the device that may be."""
+        """Copies to the device that may be under way."""
 
     def room(self, num_bytes: int) -> Tensor:
         return self._streams.pinned(num_bytes)
@@ -163,7 +164,7 @@ class SideCopies:
         return copies, sending
 
     def finish(self) -> None:
-        """Let the host wait for all copies to the device: what they read may be let go then."""
+        """Let the host wait for all copies to the device: their sources may be freed then."""
         for one in self._under_way:
             one.end.synchronize()
         self._under_way.clear()
@@ -185,7 +186,7 @@ class SideCopies:
 
 
 def _parts(pairs: Pairs) -> list[Pairs]:
-    """Pairs in their order, in parts of at least `_PART_BYTES` but for the last one; at least one part."""
+    """Return pairs in their order, in parts of at least `_PART_BYTES` except the last; at least one part."""
     parts: list[list[tuple[Tensor, Tensor]]] = [[]]
     num_bytes = 0
     for pair in pairs:

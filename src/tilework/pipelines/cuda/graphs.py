@@ -1,8 +1,8 @@
 """Forward passes of a denoiser as CUDA graphs: the device does not wait for the host between two kernels.
 
-A step of a picture has a few thousand kernels. Where the host takes longer to launch them than the device to run them,
-as with U-Nets up to 1024 px on an H100, the device is idle. A graph launches the same kernels, recorded once, in one
-call, so the bits are those of the eager call.
+A denoising step has a few thousand kernels. If the host takes longer to launch them than the device to run them, as
+with U-Nets up to 1024 px on an H100, the device is idle. A graph launches the same kernels, recorded once, in one call,
+so the bits are those of the eager call.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MOST_GRAPHS = 32
 
 
 class Recorder(Protocol):
-    """What records the work of a call, to be done again on the same memory."""
+    """Records the work of a call, to be done again on the same memory."""
 
     def record(self, call: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
-        """A function that does it again, and the result, which it overwrites. Raises RuntimeError if it cannot."""
+        """Record a call; return a function that repeats it, and the result that it overwrites. Raises RuntimeError."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +41,8 @@ class CudaRecorder:
 
     def record(self, call: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, for previews or files. Where recording fails, torch's own context
-        # leaves its stream current: the outer one brings back what was.
+        # Other threads may use the device meanwhile, for previews or files. If recording fails, torch's own context
+        # leaves its stream current: the outer context restores the previous one.
         with (
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
@@ -53,14 +53,14 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """A recorded call: its inputs, how to do it again, and its results."""
+    """A recorded call: its inputs, the function that repeats it, and its results."""
 
     inputs: Sequence[Tensor]
     replay: Callable[[], object]
     outputs: Sequence[Any]
     form: TreeSpec
     context: object
-    """Kept, since the graph reads its tensors."""
+    """Object that is kept because the graph reads its tensors."""
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
         for mine, given in zip(self.inputs, inputs, strict=True):
@@ -73,10 +73,10 @@ class _Graph:
 class StepGraphs:
     """The forward of a module, recorded by shapes, types and other arguments of its calls; `most` graphs are kept.
 
-    The second call of a kind is recorded: what comes once costs nothing. Eager stay calls while `is_off` says so, those
-    with numbers that may change from step to step, and those of a kind that could not be recorded. `context` is what
-    the result depends on besides, such as the layout of a packed batch: another object is another kind. Weights that
-    were moved are seen by their addresses.
+    The second call of a kind is recorded, so a call that comes once costs nothing. These calls stay eager: those while
+    `is_off` returns True, those with numbers that may change from step to step, and those of a kind that could not be
+    recorded. `context` returns what else the result depends on, such as the layout of a packed batch: another object is
+    another kind. Moved weights are noticed by their addresses.
     """
 
     module: nn.Module
@@ -88,13 +88,13 @@ class StepGraphs:
     _weights: tuple[Tensor, ...] = field(init=False)
     _place: Hashable = None
     _kinds: OrderedDict[Hashable, _Graph | None] = field(default_factory=OrderedDict)
-    """None: seen once. A kind that cannot be recorded is in `_eager`."""
+    """Graphs by kind; None: seen once. A kind that cannot be recorded is in `_eager`."""
     _eager: set[Hashable] = field(default_factory=set)
 
     def install(self) -> StepGraphs:
         """Answer calls of the module from now on."""
         self._stock = self.module.forward
-        self._weights = tuple(weights_of(self.module))  # A quantised one has no address, its parts have.
+        self._weights = tuple(weights_of(self.module))  # A quantised weight has no address; its parts have.
 
         @functools.wraps(self._stock)  # Pipelines look at what it accepts.
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +157,7 @@ class StepGraphs:
 
 
 def _kind(leaves: Sequence[Any], form: TreeSpec, context: object) -> Hashable | None:
-    """What calls have in common that one graph can answer; None: a number may differ from step to step."""
+    """Return what calls that one graph can answer have in common; None if a number may differ from step to step."""
     described: list[Hashable] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
@@ -172,15 +172,15 @@ def _kind(leaves: Sequence[Any], form: TreeSpec, context: object) -> Hashable | 
 def record_steps(family: Family, recorder: Recorder) -> tuple[StepGraphs, ...]:
     """Let the forward passes of a family's denoisers be graphs of this recorder.
 
-    Eager stay passes in a group, of pipelines that change their attentions from request to request (PAG), and of
-    denoisers with LoRAs, image adapters, or weights that are moved by hooks, and those with a patch cache.
+    These passes stay eager: in a group, of pipelines that change their attentions from request to request (PAG), of
+    denoisers with LoRAs, image adapters, or weights that hooks move, and those with a cache.
     """
     graphs = (
         StepGraphs(
             module=module,
             recorder=recorder,
             is_off=partial(_changes, family, module),
-            context=partial(getattr, family, "pass_context", None),  # Of families that pack batches.
+            context=partial(getattr, family, "pass_context", None),  # Families that pack batches have it.
         )
         for module in family.modules.values()
         if is_denoiser(module)
@@ -189,7 +189,7 @@ def record_steps(family: Family, recorder: Recorder) -> tuple[StepGraphs, ...]:
 
 
 def _changes(family: Family, module: Any) -> bool:
-    """Whether the next pass may differ from a recorded one in more than its arguments."""
+    """Return whether the next pass may differ from a recorded one in more than its arguments."""
     return (
         family.parallel.degree > 1
         or getattr(family, "leaves_out", False)

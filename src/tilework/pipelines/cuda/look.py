@@ -1,4 +1,4 @@
-"""Looks at CUDA: in a process of its own, so that the one that asks never touches it, and no driver makes it hang.
+"""Looks at CUDA in a separate process, so that the asking process never touches it, and no driver makes it hang.
 
 python -m tilework.pipelines.cuda.look      prints what it finds as JSON
 """
@@ -22,7 +22,7 @@ _COMMAND = (sys.executable, "-m", __name__)
 
 
 def cuda_state() -> CudaState:
-    """What CUDA is like here, as another process finds it; that of a build for CPUs is known without one."""
+    """Return the state of CUDA, as another process finds it; a build for CPUs needs no process."""
     state = CudaState(torch=str(torch.__version__), built_for=torch.version.cuda, driver=driver())
     if state.built_for is None:
         return state
@@ -37,10 +37,10 @@ def cuda_state() -> CudaState:
 
 
 def look(*, all_cards: bool = True, tries_attentions: bool = False) -> CudaState:
-    """What CUDA is like here; this process uses it from now on. What kernels of attention cards have takes a second.
+    """Return the state of CUDA; this process uses CUDA from now on. Trying attention kernels takes a second.
 
-    A process takes memory on each card that it looks at, for as long as it lives: half a gigabyte on an H100. One that
-    is to work on a card looks at that alone, which is its current one, instead of at `all_cards`.
+    A process takes memory on each card that it looks at, for as long as it lives: half a gigabyte on an H100. A process
+    that will work on a card looks only at that, its current one, instead of at `all_cards`.
     """
     state = CudaState(torch=str(torch.__version__), built_for=torch.version.cuda, driver=driver())
     if state.built_for is None:
@@ -63,7 +63,7 @@ def look(*, all_cards: bool = True, tries_attentions: bool = False) -> CudaState
 
 
 def driver() -> str:
-    """The driver that the kernel has loaded, in its own words."""
+    """Return the driver that the kernel has loaded, in its own words."""
     try:
         return _DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip()
     except (OSError, IndexError):
@@ -81,7 +81,7 @@ def _card(index: int, tries_attentions: bool) -> Card:
         torch.ones(1, device=f"cuda:{index}").add_(1).cpu()
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)
         attentions = kernels_on(torch.device("cuda", index)) if tries_attentions else ()
-    except RuntimeError as problem:  # No kernels for it in this build, in use by others, or broken.
+    except RuntimeError as problem:  # This build has no kernels for it, others use it, or it is broken.
         return Card(properties.name, total_bytes, 0, capability, _first_line(problem))
     return Card(properties.name, total_bytes, free_bytes, capability, attentions=attentions)
 

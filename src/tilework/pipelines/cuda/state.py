@@ -1,4 +1,4 @@
-"""What CUDA is like on this machine, in plain data: it needs no torch, so that any process can have it."""
+"""State of CUDA on this machine, in plain data: it needs no torch, so that any process can have it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Card:
     """A CUDA device. Its index is its place among those that torch sees.
 
     `capability` is its compute capability. `attentions` are the types of numbers and the kernels of attention that it
-    has for them. On a card with a `problem`, such as that another program has it alone, no
-    tensor can be made; `problem` is what torch says then.
+    has for them. On a card with a `problem`, such as exclusive use by another program, no tensor can be made; `problem`
+    is torch's message.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Card:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether its units compute in bfloat16, from Ampere on; older ones emulate it slowly."""
+        """True if its units compute in bfloat16, from Ampere on; older ones emulate it slowly."""
         return self.capability >= (8, 0)
 
 
@@ -32,9 +32,9 @@ class Card:
 class CudaState:
     """The build of torch, the driver, and the cards.
 
-    `built_for` is the version of CUDA that torch was built for; None: CPUs alone. Where there are no cards, `problem`
-    is what torch says. Without `has_nvml`, importing the libraries asks CUDA itself for devices, and processes that are
-    forked from one that has done so cannot use any.
+    `built_for` is the version of CUDA that torch was built for; None: CPUs alone. Without cards, `problem` is torch's
+    message. Without `has_nvml`, importing the libraries asks CUDA itself for devices, and processes that are forked
+    from one that has done so cannot use any.
     """
 
     torch: str
@@ -51,14 +51,14 @@ class CudaState:
 
     @property
     def reason_against(self) -> str:
-        """Why CUDA cannot be used, naming build and driver; empty if there are cards."""
+        """Reason why CUDA cannot be used, naming build and driver; empty if there are cards."""
         if self.built_for is None:
             return self.build
         return "" if self.cards else f"{self.build}, sees no card ({self.problem}); the driver: {self.driver}"
 
     @property
     def remedy(self) -> str:
-        """What to do where CUDA cannot be used."""
+        """Remedy if CUDA cannot be used."""
         if self.built_for is None:
             return "install a CUDA build of torch (pytorch.org), or serve on CPUs (--device cpu)"
         return (
@@ -68,7 +68,7 @@ class CudaState:
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> CudaState:
-        """The state whose fields, and those of its cards, `document` has."""
+        """Return the state with the fields of `document`, including those of its cards."""
         return CudaState(**{**document, "cards": tuple(map(_card, document["cards"]))})
 
 

@@ -1,4 +1,4 @@
-"""What a fake model is made of: classes of the libraries and their configurations."""
+"""Parts of a fake model: classes of the libraries and their configurations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Weights:
 
     library: str
     name: str
-    """Of the class, such as "FluxTransformer2DModel"."""
+    """Name of the class, such as "FluxTransformer2DModel"."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the defaults of the class, or of the configuration class in transformers."""
+    """Differences from the defaults of the class, or of the configuration class in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FakeModel:
 
     source: str
     pipeline: str
-    """The class of diffusers."""
+    """Class of diffusers."""
     components: Mapping[str, Component]
     options: Mapping[str, Any] = field(default_factory=dict)
     """Plain values of model_index.json, such as `boundary_ratio`."""

@@ -106,7 +106,7 @@ def _flux(source: str, guidance_embeds: bool, scheduler: Sampler) -> FakeModel:
 
 
 def _flux2() -> FakeModel:
-    """Its transformer and autoencoder start with the sizes of the model."""
+    """Return FLUX.2 [dev]; its transformer and autoencoder have the model's sizes by default."""
     return FakeModel(
         source="black-forest-labs/FLUX.2-dev",
         pipeline="Flux2Pipeline",
@@ -203,7 +203,7 @@ def _hunyuan_video15() -> FakeModel:
 
 
 def _ltx2() -> FakeModel:
-    """Its classes start with the sizes of the model."""
+    """Return LTX-2; its classes have the model's sizes by default."""
     return FakeModel(
         source="Lightricks/LTX-2",
         pipeline="LTX2Pipeline",

@@ -27,13 +27,13 @@ def _clip(pooled: bool, **sizes: Any) -> Weights:
 
 
 def clip_l(pooled: bool = False) -> Weights:
-    """The text encoder of CLIP ViT-L/14."""
+    """Return the text encoder of CLIP ViT-L/14."""
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     return _clip(pooled, **sizes, projection_dim=768, hidden_act="quick_gelu")
 
 
 def clip_g() -> Weights:
-    """The text encoder of OpenCLIP ViT-bigG/14."""
+    """Return the text encoder of OpenCLIP ViT-bigG/14."""
     sizes = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
     return _clip(True, **sizes, projection_dim=1280, hidden_act="gelu")
 
@@ -108,7 +108,7 @@ QWEN25_7B = Weights("transformers", "Qwen2_5_VLTextModel", _QWEN25_TEXT | _ENDS)
 
 
 def gemma3_12b() -> Weights:
-    """The vision language model that reads the prompts of LTX-2."""
+    """Return the vision language model that reads the prompts of LTX-2."""
     text = {
         "vocab_size": 262208,
         "hidden_size": 3840,
@@ -134,7 +134,7 @@ def gemma3_12b() -> Weights:
 
 
 def mistral_small_24b() -> Weights:
-    """The vision language model that reads the prompts of FLUX.2 [dev]."""
+    """Return the vision language model that reads the prompts of FLUX.2 [dev]."""
     text = {
         "vocab_size": 131072,
         "hidden_size": 5120,
@@ -166,7 +166,7 @@ def mistral_small_24b() -> Weights:
 
 
 def qwen25_vl_7b() -> Weights:
-    """The vision language model that reads the prompts of Qwen-Image."""
+    """Return the vision language model that reads the prompts of Qwen-Image."""
     vision = {
         "depth": 32,
         "hidden_size": 1280,
@@ -215,7 +215,7 @@ KL_WAN_5B = Weights(
         "latents_std": [1.0] * 48,
     },
 )
-"""Its mean and deviation by channel are left at 0 and 1: they cost no time."""
+"""Autoencoder of Wan 5B. Its mean and deviation by channel are left at 0 and 1: they cost no time."""
 
 EULER = Sampler(
     "EulerDiscreteScheduler",

@@ -29,7 +29,7 @@ _SPECIAL = (
 
 
 def byte_tokenizer(max_length: int = 4096) -> Any:
-    """One token per byte, with the special tokens and a chat template as Qwen has them.
+    """Return a tokenizer with one token per byte, and with the special tokens and a chat template of Qwen.
 
     It stands in for the tokenizers of Qwen, Llama, Gemma, GLM and Mistral.
     """
@@ -43,31 +43,31 @@ def byte_tokenizer(max_length: int = 4096) -> Any:
 
 @cache
 def special_ids() -> dict[str, int]:
-    """Ids of the special tokens of `byte_tokenizer`."""
+    """Return the ids of the special tokens of `byte_tokenizer`."""
     tokenizer = byte_tokenizer()
     return {token: int(tokenizer.convert_tokens_to_ids(token)) for token in _SPECIAL}
 
 
 @cache
 def clip_vocabulary() -> dict[str, int]:
-    """Id by token of `clip_tokenizer`; the last two are the start and the end of a text."""
+    """Return the id of each token of `clip_tokenizer`; the last two are the start and the end of a text."""
     letters = sorted(ByteLevel.alphabet())
     tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
     return {token: index for index, token in enumerate(tokens)}
 
 
 def clip_tokenizer(max_length: int = 77) -> Any:
-    """Stands in for the tokenizer of CLIP."""
+    """Return a stand-in for the tokenizer of CLIP."""
     return tf.CLIPTokenizer(vocab=dict(clip_vocabulary()), merges=[], model_max_length=max_length)
 
 
 def byt5_tokenizer(max_length: int = 256) -> Any:
-    """That of ByT5, which has a token per byte itself, and needs no files."""
+    """Return the real tokenizer of ByT5, which has a token per byte itself, and needs no files."""
     return tf.ByT5Tokenizer(model_max_length=max_length)
 
 
 def t5_tokenizer(max_length: int = 512) -> Any:
-    """Stands in for the tokenizers of T5 and UMT5."""
+    """Return a stand-in for the tokenizers of T5 and UMT5."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?'-:;()\""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     vocabulary = [*pieces, *((letter, -3.0) for letter in letters)]

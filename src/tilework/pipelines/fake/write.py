@@ -18,7 +18,7 @@ import transformers
 from tilework.pipelines.fake.component import Component, FakeModel, Guider, Sampler, Tokenizer, Weights
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.bool: "BOOL"}
-"""Names of safetensors."""
+"""Names of types in safetensors."""
 
 
 def write_model(
@@ -28,12 +28,12 @@ def write_model(
     device: torch.device,
     note: Callable[[str, int], None] = lambda name, num_bytes: None,
 ) -> int:
-    """Write the folder of a model, and return how many bytes its weights have.
+    """Write the folder of a model, and return the number of bytes of its weights.
 
-    Weights are what the classes of the libraries start with, on `device`, rounded to `dtype`. On the device "meta"
+    Weights are the initial ones of the libraries' classes, on `device`, rounded to `dtype`. On the device "meta"
     nothing is computed: the files have all names, shapes and sizes, and holes for the weights, which read as zeros and
-    take no room on file systems that know sparse files. `note` is called with the name and bytes of each component
-    with weights once it is written.
+    take no room on file systems that know sparse files. `note` is called with the name and bytes of each component with
+    weights once it is written.
 
     Raises:
         FileExistsError: the directory has files already.
@@ -53,14 +53,14 @@ def write_model(
 
 
 def bytes_of(model: FakeModel, dtype: torch.dtype) -> int:
-    """How many bytes the weights of a model have. Nothing is computed."""
+    """Return the number of bytes of a model's weights. Computes nothing else."""
     weights = [part for part in model.components.values() if isinstance(part, Weights)]
     modules = [build(part, dtype, torch.device("meta")) for part in weights]
     return sum(tensor.nbytes for module in modules for tensor in _tensors(module).values())
 
 
 def _write(component: Component, directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[list[str], int]:
-    """The component's entry in the index, and the bytes of its weights."""
+    """Write a component; return its entry in the index, and the bytes of its weights."""
     match component:
         case Sampler(name, config) | Guider(name, config):
             getattr(diffusers, name)(**config).save_pretrained(directory)
@@ -77,7 +77,7 @@ def _write(component: Component, directory: Path, dtype: torch.dtype, device: to
 
 
 def build(component: Weights, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """The module of a component on a device, with the weights that its class starts with."""
+    """Build the module of a component on a device, with the initial weights of its class."""
     with _default(dtype), device:
         if component.library == "transformers":
             cls = getattr(transformers, component.name)
@@ -112,8 +112,8 @@ def _save_config(module: Any, library: str, directory: Path) -> None:
 def _save_weights(module: torch.nn.Module, path: Path) -> int:
     """Write a safetensors file, and return the bytes of its weights; those on the device "meta" become holes.
 
-    The library's own `save_file` would copy all weights of a device to the host first, whose memory may be where the
-    folder lies.
+    The library's own `save_file` would copy all weights of a device to the host first, whose memory may also hold the
+    folder.
     """
     tensors = _tensors(module)
     with path.open("wb") as file:
@@ -128,9 +128,9 @@ def _save_weights(module: torch.nn.Module, path: Path) -> int:
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What the file of a module holds, in its order: types with more bytes first, so that each value lies aligned.
+    """Return the tensors of a module's file in order: types with more bytes first, so that all values are aligned.
 
-    Weights that are one tensor by several names have the first of them.
+    A weight with several names has the first of them.
     """
     parameters = dict(module.named_parameters())
     every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -140,7 +140,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """What a safetensors file begins with, in which the values of these tensors follow each other."""
+    """Return the header of a safetensors file in which the values of these tensors follow each other."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():

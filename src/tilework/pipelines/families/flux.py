@@ -22,7 +22,7 @@ from tilework.pipelines.previews.estimate import clean_by_flow
 from tilework.pipelines.sequence import share
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
-_NEGATIVE = "negative_"  # Before the names of tensors that only the second pass has.
+_NEGATIVE = "negative_"  # Prefix of tensors that only the second pass has.
 
 
 class Flux(StagedPipeline):
@@ -74,7 +74,7 @@ class Flux(StagedPipeline):
         return Conditioning(tensors)
 
     def _encode(self, spec: Spec, prompt: str, other: str) -> tuple[Tensor, Tensor, Tensor]:
-        """A text, whose part for T5 may be an argument called `other`, its pooled form, and its places."""
+        """Encode a text, whose part for T5 may be the argument `other`; return tokens, pooled form and positions."""
         encoded: tuple[Tensor, Tensor, Tensor] = self._pipeline.encode_prompt(
             prompt=prompt,
             prompt_2=spec.arguments.get(other),
@@ -144,7 +144,7 @@ class Flux(StagedPipeline):
         inputs = stack(layout, conditioning)
         if layout.is_plain:  # All rows share the rotary embedding.
             inputs |= {name: conditioning[name][0] for name in ("txt_ids", "img_ids")}
-        else:  # It is that of all texts and then all patches, one behind another.
+        else:  # The embedding is that of all texts and then all patches, concatenated.
             places = [ids.T.view(-1, *size) for ids, size in zip(conditioning["img_ids"], layout.sizes, strict=True)]
             inputs["img_ids"] = layout.split(places).flatten(2).transpose(1, 2).flatten(0, 1)
         prediction: Tensor = self._pipeline.transformer(
@@ -156,7 +156,7 @@ class Flux(StagedPipeline):
         return prediction.transpose(1, 2).reshape(len(patches), -1, *patches.shape[2:])
 
     def _size(self, state: LatentState) -> Size:
-        """In tokens: a patch may be a single one."""
+        """Return the size in tokens: a patch may be a single one."""
         side = self._info.side_multiple
         return state.spec.height // side, state.spec.width // side
 
@@ -182,12 +182,12 @@ class Flux(StagedPipeline):
 
 
 def _true_scale(spec: Spec) -> float:
-    """1 without a negative prompt: as in stock there is nothing then to guide away from."""
+    """Return the scale; 1 without a negative prompt: as in stock there is nothing then to guide away from."""
     return 1.0 if spec.negative_prompt is None else as_number(spec.arguments.get("true_cfg_scale", 1.0))
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """The defaults of `FluxPipeline.__call__`. The model accepts any size; it is not good beyond twice this side."""
+    """Return the defaults of `FluxPipeline.__call__`. The model accepts any size, but fails beyond twice this side."""
     side = pipeline.default_sample_size * pipeline.vae_scale_factor
     return Defaults(
         name=name,

@@ -33,8 +33,8 @@ class LatentState:
     request names another device.
 
     The stock loop iterates over `sampler.timesteps`, once per forward. A step is `sampler.order` iterations; the last
-    step takes what remains. `num_steps` are those of its `stage`. `reuse` is what its passes keep, by blocks or of
-    whole steps; None: it asks for no cache. A text says why it has none.
+    step takes the rest. `num_steps` are those of its `stage`. `reuse` is what its passes keep, by blocks or of whole
+    steps; None if the request asks for no cache. A text says why it has none.
     """
 
     spec: Spec
@@ -55,7 +55,7 @@ class LatentState:
 
     @property
     def ends_step(self) -> bool:
-        """Whether a step is done with the next iteration."""
+        """True if a step is done with the next iteration."""
         return self._steps_after(self.iteration_index + 1) > self.steps_done
 
     @property

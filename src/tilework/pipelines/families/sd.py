@@ -22,7 +22,7 @@ _BLACK = -1.0
 class StableDiffusion(UNetPipeline):
     """The family of `StableDiffusionPipeline`. See `UNetPipeline`.
 
-    If the model has a safety checker, what it objects to is black, as in stock.
+    If the model has a safety checker, images that it rejects are black, as in stock.
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
@@ -61,7 +61,7 @@ class StableDiffusion(UNetPipeline):
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """The defaults of `StableDiffusionPipeline.__call__`; as for Stable Diffusion XL, twice the side is the limit."""
+    """Return the defaults of `StableDiffusionPipeline.__call__`; as for SDXL, twice the side is the limit."""
     height, width = sides_of(pipeline.unet.config.sample_size, pipeline.vae_scale_factor, "unet/config.json")
     return Defaults(
         name=name,

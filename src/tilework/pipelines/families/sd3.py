@@ -81,7 +81,7 @@ class StableDiffusion3(StagedPipeline):
         )
 
     def _shift(self, sampler: Any, spec: Spec) -> dict[str, float]:
-        """Arguments of the sampler that depend on the size of the picture."""
+        """Return arguments of the sampler that depend on the size of the image."""
         config, side = sampler.config, self._info.side_multiple
         if not config.get("use_dynamic_shifting", None):
             return {}
@@ -109,7 +109,7 @@ class StableDiffusion3(StagedPipeline):
         return latents
 
     def _guide(self, state: LatentState, negative: Tensor, positive: Tensor) -> Tensor:
-        """With skipped layers, steps in a window have a third pass, which each rank of a group makes whole."""
+        """Apply guidance. With skipped layers, steps in a window have a third pass, whole on each rank of a group."""
         prediction, given = super()._guide(state, negative, positive), state.spec.arguments
         if "skip_guidance_layers" not in given:
             return prediction
@@ -147,7 +147,7 @@ class StableDiffusion3(StagedPipeline):
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """The defaults of `StableDiffusion3Pipeline.__call__`, as far as the positional table of the model allows it."""
+    """Return the defaults of `StableDiffusion3Pipeline.__call__`, as far as the positional table allows them."""
     max_side = pipeline.transformer.config.pos_embed_max_size * pipeline.vae_scale_factor * pipeline.patch_size
     sides = sides_of(pipeline.default_sample_size, pipeline.vae_scale_factor, "transformer/config.json")
     height, width = (min(side, max_side) for side in sides)

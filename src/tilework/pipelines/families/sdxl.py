@@ -25,7 +25,7 @@ class StableDiffusionXL(UNetPipeline):
         super().__init__(
             pipeline, _stock_defaults(pipeline, name), overrides, library, family="sdxl", arguments=arguments
         )
-        # Stock converts it to float32 and back for each picture, since it overflows in half precision.
+        # Stock converts it to float32 and back for each image, since it overflows in half precision.
         if pipeline.vae.dtype == torch.float16 and pipeline.vae.config.force_upcast:
             pipeline.vae.to(torch.float32)
 
@@ -70,7 +70,7 @@ class StableDiffusionXL(UNetPipeline):
 
 
 def _sizes(spec: Spec) -> tuple[list[float], list[float]]:
-    """What the model is told of sizes and crops, (height, width) each: for the positive and the negative pass."""
+    """Return sizes and crops for the model, (height, width) each: for the positive and the negative pass."""
     given, size = spec.arguments, (spec.height, spec.width)
     positive = [
         *as_tuple(given.get("original_size", size)),
@@ -87,10 +87,10 @@ def _sizes(spec: Spec) -> tuple[list[float], list[float]]:
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:
-    """The defaults of `StableDiffusionXLPipeline.__call__`. The U-Net could draw any size; twice this side is the
-    limit.
+    """Return the defaults of `StableDiffusionXLPipeline.__call__`; twice the side is the limit.
 
-    Beyond it pictures fall apart. The text encoders fix the text's length themselves.
+    The U-Net could draw any size, but images fall apart beyond that. The text encoders fix the text's length
+    themselves.
     """
     height, width = sides_of(pipeline.default_sample_size, pipeline.vae_scale_factor, "unet/config.json")
     return Defaults(

@@ -26,9 +26,9 @@ from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 class UNetPipeline(StagedPipeline):
     """Denoising of a pipeline around a U-Net.
 
-    `guidance_scale` above 1 adds the negative pass, except where it is an input of the model (distilled ones).
+    `guidance_scale` above 1 adds the negative pass, unless the scale is an input of the model (distilled models).
 
-    The U-Net's picture is not split: two ranks share the passes of guidance, further ones repeat the work.
+    The U-Net's image is not split: two ranks share the passes of guidance, further ones repeat the work.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class UNetPipeline(StagedPipeline):
 
     @abstractmethod
     def _added(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The inputs of the U-Net besides time, text and guidance."""
+        """Return the inputs of the U-Net besides time, text and guidance."""
 
     def _guidance(self, spec: Spec, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The guidance scale as an input of the model, of distilled ones."""
+        """Return the guidance scale as an input of distilled models; empty for others."""
         if self._info.two_passes:
             return {}
         embedding: Tensor = self._pipeline.get_guidance_scale_embedding(
@@ -91,7 +91,7 @@ class UNetPipeline(StagedPipeline):
             sampler.set_begin_index(0)
 
     def _draw_latents(self, spec: Spec, dtype: torch.dtype, sampler: Any, generator: torch.Generator) -> Tensor:
-        """As `prepare_latents`, which would scale by the sampler that all requests share."""
+        """Draw latents as `prepare_latents`, which would scale by the sampler that all requests share."""
         pipeline, side = self._pipeline, self._info.side_multiple
         shape = (1, pipeline.unet.config.in_channels, spec.height // side, spec.width // side)
         noise: Tensor = randn_tensor(shape, generator=generator, device=self.device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What lies on a device beside weights and the tensors of a run: of waiting requests, and of CUDA and its libraries."""
+"""Memory of a device beside weights and the tensors of a run: waiting requests, and CUDA and its libraries."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from dataclasses import dataclass, replace
 from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 
 CONTEXT_BYTES = 500_000_000
-"""Of a process: half a gigabyte on an H100 (`pipelines.cuda.look`). Of other cards it is assumed, not measured."""
+"""Bytes of a process's context: half a gigabyte on an H100 (`pipelines.cuda.look`); for other cards an assumption."""
 WORKSPACES_BYTES = 2 * (32 << 20)
-"""Of cuBLAS and cuBLASLt: 32 MiB each on Hopper, which its reference recommends (`cublasSetWorkspace`) and torch takes,
-and less on older cards."""
+"""Bytes of cuBLAS and cuBLASLt: 32 MiB each on Hopper, which its reference recommends (`cublasSetWorkspace`) and torch
+takes, and less on older cards.
+"""
 NCCL_BYTES = 2 * 32 * (4 << 20)
-"""Of a communicator: 4 MiB (NCCL_BUFFSIZE in its documentation) for each channel to either neighbour. That there are 32
-channels is assumed, not measured."""
+"""Bytes of a communicator: 4 MiB (NCCL_BUFFSIZE in its documentation) for each channel to either neighbour. The number
+of 32 channels is assumed, not measured.
+"""
 LEAST_BYTES = 100_000_000
-"""Of states, and of caches: a server goes on with less, but reads states again and computes what was kept."""
+"""Least bytes of states, and of caches: a server works with less, but reads states again and recomputes kept data."""
 UNPLANNED_BYTES = 500_000_000
-"""What kernels take beside tensors, encodes, and what the allocator cannot use: assumed, not measured."""
+"""Bytes for workspaces of kernels, for encodes, and for memory that the allocator cannot use: assumed, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What a worker holds beside models, in bytes, as one of `num_cards` that form groups.
+    """Memory that a worker holds beside models, in bytes, as one of `num_cards` that form groups.
 
-    Of waiting requests it holds `states_bytes` at most, and of the steps of requests with a cache `cache_bytes`. What
-    models need of these they may take `spare_states_bytes` and `spare_cache_bytes` of.
+    Waiting requests hold `states_bytes` at most, and the steps of requests with a cache `cache_bytes`. If models need
+    it, they may take `spare_states_bytes` and `spare_cache_bytes` of these.
     """
 
     states_bytes: int = STATES_BYTES
@@ -37,7 +39,7 @@ class Beside:
 
     @staticmethod
     def of(states_bytes: int | None, cache_bytes: int | None) -> Beside:
-        """As options say it; None: the default, of which models may take all but LEAST_BYTES."""
+        """Return the memory for these options; None: the default, of which models may take all but LEAST_BYTES."""
         return Beside(
             states_bytes=states_bytes or STATES_BYTES,
             cache_bytes=cache_bytes or CACHE_BYTES,
@@ -46,7 +48,7 @@ class Beside:
         )
 
     def lowered(self, by: int) -> Beside:
-        """The same with this much less of what is to spare, caches first. As it is, if that is not enough."""
+        """Return the same with `by` bytes less of the spare memory, caches first; unchanged if there is not enough."""
         of_caches = min(by, self.spare_cache_bytes)
         of_states = by - of_caches
         if of_states > self.spare_states_bytes:
@@ -55,7 +57,7 @@ class Beside:
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """The bytes of each part, by what it is for."""
+        """Bytes of each part, by its purpose."""
         return {
             "CUDA's context": CONTEXT_BYTES,
             "cuBLAS": WORKSPACES_BYTES,
@@ -71,17 +73,17 @@ class Beside:
 
     @property
     def bound_bytes(self) -> int:
-        """What options can lower: --states-memory and --cache-memory."""
+        """Bytes that options can lower: --states-memory and --cache-memory."""
         return self.states_bytes + self.cache_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan:
-    """What the plan of a start has for each card, in bytes.
+    """Plan of a start for each card, in bytes.
 
-    After it there are `weights_bytes` of models that stay, None if one of them is not planned, and CUDA's context.
-    `later_bytes` come when requests do: runs, weights that come and go, and all else. Weights that come and go may take
-    `weights_room`; None: all stay. `beside` is what is left for the rest.
+    After the start there are `weights_bytes` of models that stay, None if one of them is not planned, and CUDA's
+    context. `later_bytes` come with requests: runs, weights that come and go, and all else. Weights that come and go
+    may take `weights_room`; None: all stay. `beside` is left for the rest.
     """
 
     beside: Beside
@@ -92,6 +94,6 @@ class StartPlan:
 
 
 SERVER = Beside()
-"""Beside models in a server, by default."""
+"""Memory beside models in a server, by default."""
 NO_SERVER = Beside(states_bytes=0, cache_bytes=0)
-"""Beside a model in a process of its own."""
+"""Memory beside a model in its own process."""

@@ -1,4 +1,4 @@
-"""What to change so that a model fits into the memory of a device: of what is enough, what costs the least."""
+"""Changes that make a model fit into the memory of a device; the cheapest one that suffices is chosen."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tilework.pipelines.fits.plan import MemoryPlan, Planner
 
 _FP8, _NF4 = (("", "fp8"),), (("", "nf4"),)
 CHANGES: tuple[Mapping[str, Any], ...] = (
-    # Nearly the same pictures.
+    # Nearly the same images.
     {"vae_tiling": True},
     {"dtype": "bfloat16"},
-    # The same pictures, later: weights come for each stage.
+    # The same images, later: weights come for each stage.
     {"offload": "components"},
-    # Other pictures.
+    # Other images.
     {"quantize": _FP8},
     {"quantize": _FP8, "offload": "components"},
     {"quantize": _NF4},
     {"quantize": _NF4, "offload": "components"},
-    # The same pictures, much later: weights come for each layer of each step.
+    # The same images, much later: weights come for each layer of each step.
     {"offload": "layers", "quantize": ()},
 )
-"""What can be changed in a source, the cheapest first. Each is tried without and with tiles, in 16 bits."""
+"""Possible changes of a source, the cheapest first. Each is tried without and with tiles, in 16 bits."""
 _OPTIONS = ("dtype", "quantize", "offload", "vae_tiling")
 
 
 def cheapest_change(planner: Planner, plan: MemoryPlan) -> MemoryPlan | None:
-    """The plan with the cheapest change that makes it fit; None: none does."""
+    """Return the plan with the cheapest change that makes it fit; None if none does."""
     source = plan.source
     dtype = source.dtype if source.dtype == "float16" else "bfloat16"
     for change in CHANGES:
-        if "quantize" in change and source.weights_files:  # Which other file there is, the plan cannot know.
+        if "quantize" in change and source.weights_files:  # The plan cannot know which other files there are.
             continue
         for more in ({}, {"vae_tiling": True}):
             settings = {**({} if change.keys() == {"vae_tiling"} else {"dtype": dtype}), **change, **more}
@@ -44,7 +44,7 @@ def cheapest_change(planner: Planner, plan: MemoryPlan) -> MemoryPlan | None:
 
 
 def options_of(source: ModelSource, usual: ModelSource) -> str:
-    """The options of `tilework serve` that a source has beyond those of another."""
+    """Return the options of `tilework serve` that a source has beyond those of another."""
     words = {
         "dtype": f"--dtype {source.dtype}",
         "quantize": f"--quantize {','.join(f'{name}={one}' if name else one for name, one in source.quantize)}",

@@ -1,4 +1,4 @@
-"""The components of a model that has not been loaded: what their weights take, by configurations and headers alone."""
+"""The components of a model that has not been loaded: the size of their weights, from configurations and headers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 class Part:
     """A component with weights. `module` has their shapes and no memory.
 
-    `quantized_by` says how they are quantised in its files, which take `stored_bytes`; empty if they are not.
+    `quantized_by` names the method by which its files, which take `stored_bytes`, are quantised; empty if they are not.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Part:
         return hasattr(self.module, "decode")
 
     def num_bytes(self, dtype: torch.dtype, scheme: str | None) -> int:
-        """What its weights take, as its library loads them: some stay in float32, and some are quantised.
+        """Return the bytes of its weights as its library loads them: some stay in float32, and some are quantised.
 
         Raises:
             ModelNotFound: the scheme is a file that cannot be read, or has fewer weights than the configuration asks
@@ -74,14 +74,14 @@ class Part:
         return header.num_bytes(dtype.itemsize)
 
     def largest_layer_bytes(self, dtype: torch.dtype) -> int:
-        """What the weights of its largest layer take."""
+        """Return the bytes of the weights of its largest layer."""
         sizes: dict[nn.Module, int] = {}
         for layer, size in self._sizes(dtype, None):
             sizes[layer] = sizes.get(layer, 0) + size
         return max(sizes.values(), default=0)
 
     def _sizes(self, dtype: torch.dtype, scheme: str | None) -> Iterator[tuple[nn.Module, int]]:
-        """Each weight once: the layer that has it, and what it takes."""
+        """Yield for each weight, once, the layer that has it, and its bytes."""
         in_float32, seen = _kept_in_float32(self.module, dtype), set[int]()
         for path, layer in self.module.named_modules():
             own = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
@@ -97,9 +97,9 @@ class Part:
 
 
 def read_parts(directory: Path) -> Sequence[Part]:
-    """The components of a diffusers directory that have weights. Its configurations are enough.
+    """Return the components of a diffusers directory that have weights. Its configurations are enough.
 
-    Where there are weights, too, their headers must have as many elements as the configurations ask for.
+    If there are weights, too, their headers must have as many elements as the configurations ask for.
 
     Raises:
         ModelNotFound: a configuration cannot be read, or the weights are other ones.
@@ -115,7 +115,7 @@ def read_parts(directory: Path) -> Sequence[Part]:
 
 
 def _class_of(folder: Path, library: str, kind: str) -> Any:
-    """A class as an index names it: some are of a package of diffusers' pipelines. None: it is of other code."""
+    """Return a class as an index names it, perhaps from a package of diffusers' pipelines; None for other code."""
     if library in _LIBRARIES:
         found = getattr(_LIBRARIES[library], kind, None)
         if found is None:
@@ -163,12 +163,12 @@ def _check_headers(folder: Path, part: Part) -> None:
 
 
 def _weights_files(folder: Path) -> list[Path]:
-    """Without those of a variant, which hold the same once more."""
+    """Return the files of a folder's weights without those of variants, which hold the same once more."""
     return [file for file in folder.glob("*.safetensors") if file.name.count(".") == 1]
 
 
 def _data_bytes(file: Path) -> int:
-    """What the weights of a safetensors file take: all but its header, whose length it begins with."""
+    """Return the bytes of the weights in a safetensors file: all but its header, whose length comes first."""
     with file.open("rb") as opened:
         return file.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
 
@@ -181,7 +181,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _kept_in_float32(module: nn.Module, dtype: torch.dtype) -> frozenset[str]:
-    """Parts of the names of weights that stay in float32: transformers keeps some of them beside float16 alone."""
+    """Return parts of the names of weights that stay in float32; transformers keeps some only in a float16 model."""
     always, kept = getattr(module, "_keep_in_fp32_modules_strict", None), getattr(module, "_keep_in_fp32_modules", None)
     names = list(always or ())
     if not isinstance(module, transformers.PreTrainedModel) or dtype == torch.float16:

@@ -1,4 +1,4 @@
-"""The plan of a model's memory on a device: what lies where, what a run takes, and the largest picture that fits."""
+"""The plan of a model's memory on a device: what lies where, the memory of a run, and the largest image that fits."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ComponentPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """What is on the device while a stage runs: these components' weights, and what its run takes beside them.
+    """Memory of a device while a stage runs: the weights of these components, and the run beside them.
 
-    `run_bytes` is None where it is not planned: of encodes, which take little, and where nothing is known of it.
+    `run_bytes` is None if it is not planned: for encodes, which take little, and if nothing is known of it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a model takes of a device with `memory_bytes` to draw something of this `shape`, and what is `beside` it."""
+    """Memory that a model takes on a device with `memory_bytes` to draw this `shape`, and the memory `beside` it."""
 
     source: ModelSource
     memory_bytes: int
@@ -75,22 +75,22 @@ class MemoryPlan:
         return self.needed_bytes <= self.memory_bytes
 
     def fitted(self) -> MemoryPlan:
-        """The same with less `beside` the model, if it fits with that alone."""
+        """Return the same plan with less `beside` the model, if it fits only that way."""
         return replace(self, beside=self.beside.lowered(max(0, self.needed_bytes - self.memory_bytes)))
 
     @property
     def num_planned(self) -> int:
-        """Of how many stages it is known what a run takes."""
+        """Number of stages for which the memory of a run is known."""
         return sum(stage.run_bytes is not None for stage in self.stages)
 
     @property
     def weights_room_bytes(self) -> int:
-        """What is left for weights beside a run of this shape: those of each stage fit into it, if the plan fits."""
+        """Bytes left for weights beside a run of this shape: those of each stage fit into it, if the plan fits."""
         return self.memory_bytes - self.beside.num_bytes - self.largest_run_bytes
 
     @property
     def largest_run_bytes(self) -> int:
-        """What the run of a stage takes at most beside weights, as far as it is planned."""
+        """Largest bytes of a stage's run beside weights, as far as it is planned."""
         return max(stage.run_bytes or 0 for stage in self.stages)
 
 
@@ -104,7 +104,10 @@ class Planner:
 
     @staticmethod
     def of(path: str) -> Planner:
-        """Raises ModelNotFound or UnsupportedModel: its directory has no classic pipeline whose classes are known."""
+        """Return the planner of the model in a directory.
+
+        Raises ModelNotFound or UnsupportedModel: it has no classic pipeline whose classes are known.
+        """
         parts = read_parts(Path(path))
         if not any(part.is_denoiser for part in parts):
             raise UnsupportedModel(f"{path}: no component is a denoiser, so that its memory cannot be planned")
@@ -112,7 +115,7 @@ class Planner:
 
     @property
     def default_shape(self) -> Shape:
-        """What its stock pipeline draws by default; 1024x1024 where that is not known."""
+        """Shape that its stock pipeline draws by default; 1024x1024 if that is not known."""
         denoiser = self._denoisers[0].module
         row = STEPS.get(type(denoiser).__name__)
         config: Any = denoiser.config
@@ -121,7 +124,7 @@ class Planner:
     def plan(
         self, source: ModelSource, memory_bytes: int, shape: Shape | None = None, beside: Beside = SERVER
     ) -> MemoryPlan:
-        """How a model that is set up like this takes a device's memory, and what is `beside` it; nothing is loaded.
+        """Plan the memory of a device for a model with these settings, and the memory `beside` it; loads nothing.
 
         Raises:
             ModelNotFound: as `Part.num_bytes`.
@@ -152,9 +155,9 @@ class Planner:
         )
 
     def largest(self, plan: MemoryPlan) -> Shape | None:
-        """The largest square that fits in place of a plan's shape, with as many frames; None: none does.
+        """Return the largest square that fits in place of a plan's shape, with as many frames; None if none does.
 
-        By halving, since what a run takes grows with its size.
+        Found by bisection, since the memory of a run grows with its size.
         """
         frames = plan.shape.frames
         most = _MOST_PX if frames == 1 else _MOST_OF_CLIPS_PX
@@ -163,14 +166,14 @@ class Planner:
             middle = (low + high + 1) // 2
             shape = Shape(middle * _STEP_PX, middle * _STEP_PX, frames)
             larger = self.plan(plan.source, plan.memory_bytes, shape, plan.beside)
-            # What is known of the plan's shape and not of this one is too large for the model itself.
+            # A stage that is planned for the plan's shape, but not for this one, is too large for the model itself.
             fits = larger.fits and larger.num_planned >= plan.num_planned
             low, high = (middle, high) if fits else (low, middle - 1)
         return Shape(low * _STEP_PX, low * _STEP_PX, frames) if low else None
 
     @property
     def _most_px(self) -> int | None:
-        """Pixels along the longest side that all denoisers take; None: any number."""
+        """Largest number of pixels along the longest side that all denoisers take; None: any number."""
         rows = [(STEPS.get(type(one.module).__name__), one.module.config) for one in self._denoisers]
         known = [most for row, config in rows if row is not None and (most := row.most(config)) is not None]
         return min(known) * self._scales[1] if known else None
@@ -230,7 +233,7 @@ class Planner:
 
     @property
     def _autoencoder(self) -> Any:
-        """That of pictures or clips, beside which there may be one of sound; None if there is none."""
+        """Autoencoder of images or clips, beside which there may be one of sound; None if there is none."""
         found = {part.name: part.module for part in self.parts if part.decodes}
         return found.get("vae") or next(iter(found.values()), None)
 
@@ -245,8 +248,9 @@ class Planner:
 
 
 def _if_known(run: Callable[[], int | None], what: str) -> int | None:
-    """What a run takes; None if the model's own code does not run so: by another call than its pipeline's, or at a size
-    that it cannot draw.
+    """Return the memory of a run; None if the model's own code does not run that way.
+
+    Its pipeline may call it otherwise, or it cannot draw the size.
     """
     try:
         return run()
@@ -256,13 +260,13 @@ def _if_known(run: Callable[[], int | None], what: str) -> int | None:
 
 
 def _decode_bytes(vae: Any, shape: Shape, pixels: int) -> int | None:
-    """What a decode takes beside the weights, with the pixels; None: its class is not known."""
+    """Return the memory of a decode beside the weights, with the pixels; None if its class is not known."""
     if decoder_of(vae) is not None:
         return decode_bytes(vae, shape.frames, shape.height, shape.width, tensors_alone=True)
     channels = vae.config.get("latent_channels") or vae.config.get("z_dim")
     if shape.frames > 1 or channels is None:
         return None
-    frames = (1,) if "z_dim" in vae.config else ()  # Autoencoders of clips that draw pictures.
+    frames = (1,) if "z_dim" in vae.config else ()  # Autoencoders of clips that draw images.
     sides = shape.height // pixels, shape.width // pixels
     latents = torch.empty((1, channels, *frames, *sides), dtype=vae.dtype, device=_META)
     with torch.no_grad(), TensorMeter(tensors_alone=True) as meter:
@@ -272,7 +276,7 @@ def _decode_bytes(vae: Any, shape: Shape, pixels: int) -> int | None:
 
 
 def _pixels_of(vae: Any) -> int:
-    """Pixels of a side for each latent; 8, as usual, where the configuration does not say it."""
+    """Return the pixels of a side for each latent; 8, as usual, if the configuration does not say it."""
     ratio: int = getattr(vae, "spatial_compression_ratio", 0)
     blocks = vae.config.get("block_out_channels")
     return ratio or (8 if blocks is None else 2 ** (len(blocks) - 1))

@@ -1,7 +1,7 @@
-"""What a step of a denoiser takes beside the weights: a row for each class, with the inputs of its forward pass.
+"""Memory of a denoiser's step beside the weights: a row for each class, with the inputs of its forward pass.
 
-The denoiser itself runs on them, on tensors that have shapes and no numbers, and all tensors that are there at a time
-are counted (`clips.memory.TensorMeter`).
+The denoiser itself runs on them, on tensors that have shapes and no values, and all tensors that exist at a time are
+counted (`clips.memory.TensorMeter`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class Latents:
-    """The size of a request's latents, before a denoiser makes tokens of them; and what its numbers are."""
+    """Size and type of a request's latents, before a denoiser makes tokens of them."""
 
     frames: int
     height: int
@@ -39,7 +39,7 @@ class Latents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """How a class of denoisers is called.
+    """Calls of a class of denoisers.
 
     Attributes:
         inputs: of a forward pass of its stock pipeline, with guidance, by the configuration and the latents.
@@ -53,10 +53,10 @@ class StepRow:
 
 
 def step_bytes(denoiser: Any, latents: Latents) -> int | None:
-    """The most memory that the tensors of a step take at a time beside weights and inputs; None: there is no row.
+    """Return the peak bytes of a step's tensors beside weights and inputs; None if there is no row.
 
-    `denoiser` lies on the device "meta"; blocks that repeat themselves are left out of it (`shorten`). Attention counts
-    as a kernel that keeps no scores, as those of CUDA do.
+    `denoiser` lies on the device "meta", without its repeated blocks (`shorten`). Attention counts as a kernel that
+    keeps no scores, as those of CUDA do.
     """
     row = STEPS.get(type(denoiser).__name__)
     if row is None:
@@ -68,7 +68,7 @@ def step_bytes(denoiser: Any, latents: Latents) -> int | None:
 
 
 def shorten(module: nn.Module) -> None:
-    """Leave two of equal blocks in a row: what they take at a time is the same, and nothing of a block is kept.
+    """Leave two of equal blocks in a row: each takes the same memory while it runs, and keeps nothing.
 
     Blocks are equal if their classes and the shapes of their weights are.
     """
@@ -81,7 +81,7 @@ def shorten(module: nn.Module) -> None:
 
 
 class _Attention(TorchFunctionMode):
-    """While entered, attention makes nothing but its result."""
+    """Lets attention allocate only its result, while entered."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is scaled_dot_product_attention:

@@ -1,8 +1,8 @@
 """The LoRAs of a loaded pipeline, on its device.
 
-Files are read and attached by diffusers and PEFT, as `load_lora_weights` does for the stock pipeline. The weights of
-the model stay as they are: a layer with LoRAs computes its own output, and adds theirs. So requests with different
-LoRAs follow each other at no cost, and a request without any has the very outputs of the model.
+diffusers and PEFT read and attach the files, as `load_lora_weights` does for the stock pipeline. The weights of the
+model stay as they are: a layer with LoRAs computes its own output, and adds theirs. So requests with different LoRAs
+follow each other at no cost, and a request without LoRAs has exactly the model's outputs.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class AddedLora:
 
 
 class LoadedLoras:
-    """The LoRAs of a stock pipeline. None is in use at first; layers that are changed by none compute as before.
+    """The LoRAs of a stock pipeline. None is in use at first; layers without active LoRAs compute as before.
 
-    Names are free: PEFT, which takes them for names of modules, gets numbers.
+    Any name is allowed: PEFT, which takes names for those of modules, gets numbers.
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -66,8 +66,8 @@ class LoadedLoras:
         """Read a LoRA from a safetensors file onto the device.
 
         Raises:
-            InvalidLora: it cannot be read, is not of this model, or has values that are no numbers; nothing has changed
-                then.
+            InvalidLora: it cannot be read, is not of this model, or has values that are NaN or infinite; nothing has
+                changed then.
         """
         if not hasattr(self._pipeline, "load_lora_weights"):
             raise InvalidLora(f"{type(self._pipeline).__name__} takes no LoRAs in this version of diffusers")
@@ -78,7 +78,7 @@ class LoadedLoras:
         self._num_added += 1
         place = {"weight_name": file.name, "local_files_only": True, "use_safetensors": True}
         try:
-            with _silent():  # What is wrong is in the error.
+            with _silent():  # The error says what is wrong.
                 self._pipeline.load_lora_weights(str(file.parent), adapter_name=key, **place)
                 added = self._check(key, file, self._num_tensors(str(file.parent), place))
         except Exception as error:
@@ -92,7 +92,7 @@ class LoadedLoras:
         return added
 
     def remove(self, name: str) -> None:
-        """Give back the memory of a LoRA."""
+        """Free the memory of a LoRA."""
         self._delete(self._keys.pop(name))
 
     def use(self, used: Sequence[UsedLora]) -> None:
@@ -119,14 +119,14 @@ class LoadedLoras:
         self._let_none_compute()
 
     def _all_layers(self) -> Iterator[tuple[str, LoraLayer]]:
-        """The layers that have or had LoRAs, each with the name of its component."""
+        """Yield the layers that have or had LoRAs, each with the name of its component."""
         for name, component in modules_of(self._pipeline).items():
             for layer in component.modules():
                 if isinstance(layer, LoraLayer):
                     yield name, layer
 
     def _check(self, key: str, file: Path, num_tensors: int) -> AddedLora:
-        """What was added. Raises InvalidLora if it is not the whole file: some of it is of another model."""
+        """Return what was added. Raises InvalidLora if it is not the whole file: some of it is of another model."""
         weights = [(name, weight) for name, layer in self._all_layers() for weight in _weights(layer, key)]
         if not weights or len(weights) < num_tensors:
             num_odd = num_tensors - len(weights)
@@ -134,7 +134,7 @@ class LoadedLoras:
         scales = [layer.scaling.get(key, 1.0) for _, layer in self._all_layers()]
         if not all(map(isfinite, scales)) or not all(is_finite(weight) for _, weight in weights):
             raise InvalidLora(_not_finite(file, weights[0][1].dtype))
-        for _, weight in weights:  # As `loading._copy_weights`; and as those that are in use in the stock pipeline.
+        for _, weight in weights:  # As `loading._copy_weights`, and as LoRAs in use in the stock pipeline.
             weight.data = weight.data.clone()
             weight.requires_grad_(True)
         return AddedLora(frozenset(name for name, _ in weights), sum(weight.nbytes for _, weight in weights))
@@ -146,7 +146,7 @@ class LoadedLoras:
 
 
 def _not_finite(file: Path, dtype: torch.dtype) -> str:
-    """Which tensor of a file is not finite, or is not any more as a model of this dtype has it."""
+    """Return the error for the first tensor of a file that is not finite, or not finite in this dtype of the model."""
     with safe_open(file, "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118  # It is no dictionary.
             values = tensors.get_tensor(name)
@@ -159,7 +159,7 @@ def _not_finite(file: Path, dtype: torch.dtype) -> str:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Let diffusers log nothing, and PEFT warn of nothing."""
+    """Silence the log of diffusers and the warnings of PEFT."""
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
@@ -171,7 +171,7 @@ def _silent() -> Iterator[None]:
 
 
 def _weights(layer: Any, key: str) -> Iterator[nn.Parameter]:
-    """The weights that a LoRA has in a layer."""
+    """Yield the weights that a LoRA has in a layer."""
     for kind in layer.adapter_layer_names:
         part = getattr(layer, kind, {})
         if key in part:
@@ -182,7 +182,7 @@ def _activate(layer: Any, keys: list[str]) -> None:
     """Let a layer compute with these LoRAs, or with none.
 
     PEFT's own `set_adapter` and `enable_adapters` visit the weights of all LoRAs of a layer, to freeze those that are
-    not in use. That takes time in proportion to layers and LoRAs; this sets what they set otherwise.
+    not in use. That takes time in proportion to layers and LoRAs; this sets the other attributes that they set.
     """
     layer._active_adapter, layer._disable_adapters = keys, not keys
 

@@ -21,7 +21,7 @@ class Loras(Protocol):
         """
 
     def remove(self, name: str) -> None:
-        """Give back the memory of a LoRA."""
+        """Free the memory of a LoRA."""
 
     def use(self, used: Sequence[UsedLora]) -> None:
         """Compute with these LoRAs, which must be there, and no others from now on."""

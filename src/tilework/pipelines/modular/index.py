@@ -16,23 +16,23 @@ MODULAR_INDEX = "modular_model_index.json"
 BLOCKS = "_blocks_class_name"
 _CUSTOM_CODE = "modular_config.json"
 _LIBRARIES = ("diffusers", "transformers")
-"""The libraries of components; also the folders of diffusers' `pipelines`, by their names alone."""
+"""Libraries of components; folders of diffusers' `pipelines` are also allowed, by their names alone."""
 
 
 def is_modular(contents: Mapping[str, Any]) -> bool:
-    """Whether the contents of an index are those of a modular pipeline."""
+    """Return whether the contents of an index are those of a modular pipeline."""
     return BLOCKS in contents
 
 
 def read_components(path: str, directory: Path | None, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of a modular index in the form of `model_index.json`: (library, class) by component.
+    """Return the contents of a modular index in the form of `model_index.json`: (library, class) by component.
 
     Components without a place to be loaded from are (None, None).
 
     Raises:
         ModelNotFound: a component is not in the directory.
-        UnsupportedModel: the directory has blocks of its own, which are code; or a component is no class of diffusers
-            or transformers, or in a folder of another name.
+        UnsupportedModel: the directory has its own blocks, which are code; or a component is no class of diffusers or
+            transformers, or in a folder of another name.
         UnsafeWeights: a component is a single file, which may be pickled.
     """
     if directory is not None and (directory / _CUSTOM_CODE).exists():
@@ -80,7 +80,7 @@ def _component(path: str, directory: Path | None, name: str, value: list[Any]) -
 
 
 def _is_folder_of_diffusers(library: object) -> bool:
-    """Whether diffusers has components of its own under this name, such as the connectors of ltx2."""
+    """Return whether diffusers has its own components under this name, such as the connectors of ltx2."""
     found = find_spec("diffusers")
     if not isinstance(library, str) or not library.isidentifier() or found is None:
         return False

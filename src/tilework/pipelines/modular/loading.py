@@ -17,9 +17,10 @@ from tilework.pipelines.modular.index import BLOCKS
 
 
 def load_modular(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
-    """The `ModularPipeline` of a model with all components that its index gives a place; `loaded` are there already.
+    """Return the `ModularPipeline` of a model with all components that have a place in its index.
 
-    Each component is loaded by its own `ComponentSpec`, since `load_components` turns what goes wrong into a warning.
+    `loaded` are there already. Each other component is loaded by its own `ComponentSpec`, since `load_components` turns
+    errors into warnings.
 
     Raises:
         UnsupportedModel: diffusers lacks its class or its blocks.

@@ -1,4 +1,4 @@
-"""Owns what a request looks like before it is done: the latents that a model believes in, and their decoding in small.
+"""Owns previews of a request: the clean latents that a model predicts between steps, and their decoding in small.
 
 Knows samplers and tensors, no family.
 """

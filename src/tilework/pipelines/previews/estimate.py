@@ -1,7 +1,7 @@
 """The clean latents that a model predicts in the middle of denoising.
 
-A prediction is an answer to an input and a time, from which the clean latents follow whatever sampler asked. Rejected:
-`pred_original_sample`, which only some samplers return, and which at others' second iteration is another's.
+A prediction answers an input and a time, from which the clean latents follow whatever sampler asked. Rejected:
+`pred_original_sample`. Only some samplers return it, and at the second iteration of others it belongs to another input.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 def clean(
     sampler: Any, prediction: Tensor, timestep: Any, latents: Tensor, token_times: Tensor | None = None
 ) -> Tensor:
-    """Of a model of flow matching or of discrete diffusion, as its sampler says; float32.
+    """Return the clean latents for a model of flow matching or discrete diffusion, as its sampler says; float32.
 
-    The sampler has not made this step yet. `timestep` is a number, also as a tensor. Where tokens have times of their
-    own, (rows, tokens), these count instead.
+    The sampler has not made this step yet. `timestep` is a number, also as a tensor. If tokens have their own times,
+    (rows, tokens), these count instead.
     """
-    if token_times is not None:  # Such steps are asked for with the sign turned: see FlowMatchEuler.
+    if token_times is not None:  # The model is asked for such steps with the sign turned: see FlowMatchEuler.
         sigmas = token_times.float() / sampler.config.num_train_timesteps
         by_token: Tensor = latents.float() + prediction.float() * sigmas[..., None]
         return by_token
@@ -31,7 +31,7 @@ def clean(
 
 
 def clean_by_flow(sampler: Any, prediction: Tensor, timestep: Any, latents: Tensor) -> Tensor:
-    """Of a model of flow matching, which predicts noise minus image at this time; float32.
+    """Return the clean latents for flow matching, where the model predicts noise minus image at this time; float32.
 
     With `invert_sigmas` it predicts image minus noise, and time goes the other way.
     """
@@ -41,7 +41,7 @@ def clean_by_flow(sampler: Any, prediction: Tensor, timestep: Any, latents: Tens
 
 
 def clean_by_noise(sampler: Any, prediction: Tensor, timestep: Any, latents: Tensor) -> Tensor:
-    """Of a model of discrete diffusion; float32. The latents themselves if the sampler has no noise level."""
+    """Return the clean latents for discrete diffusion; float32. Without a noise level these are the given latents."""
     unscaled = latents.float()
     if hasattr(sampler, "precondition_outputs"):  # Samplers of EDM, whose times are no indices.
         index = int((sampler.timesteps == timestep).nonzero()[0])
@@ -63,7 +63,7 @@ def clean_by_noise(sampler: Any, prediction: Tensor, timestep: Any, latents: Ten
 
 
 def _clean_by_angle(prediction: Tensor, timestep: Any, latents: Tensor) -> Tensor:
-    """Of a model of TrigFlow (SCM, sCM), whose latents are cos(t) x image + sin(t) x noise; float32."""
+    """Return the clean latents for TrigFlow (SCM, sCM), whose latents are cos(t) x image + sin(t) x noise; float32."""
     angle = float(timestep)
     clean: Tensor = math.cos(angle) * latents.float() - math.sin(angle) * prediction.float()
     return clean
@@ -75,7 +75,7 @@ def _is_of_flow(sampler: Any) -> bool:
 
 
 def _alpha(sampler: Any, timestep: float) -> float:
-    """The share of the image at a time, which may lie between two that were trained, or be a logarithm of the noise."""
+    """Return the share of the image at a time, which may lie between trained ones, or be a logarithm of the noise."""
     if sampler.config.get("timestep_type") == "continuous":
         return 1 / (1 + math.exp(4 * timestep) ** 2)
     index = min(round(timestep), len(sampler.alphas_cumprod) - 1)

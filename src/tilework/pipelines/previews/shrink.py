@@ -13,10 +13,10 @@ from tilework.core.wire.spec import Image
 
 
 def shrunk(latents: Tensor, whole: Shape, small: Shape) -> Tensor:
-    """Latents of a picture or clip of `whole` size, as a decoder takes them, for one of about the `small` size.
+    """Shrink latents of an image or clip of `whole` size, as a decoder takes them, to about the `small` size.
 
-    They are (rows, channels, height, width), or (rows, channels, frames, height, width) with some frames before
-    others left out; others come back as they are. The mean of latents decodes to about the mean of the pixels.
+    They are (rows, channels, height, width), or (rows, channels, frames, height, width) with some frames left out;
+    other latents are returned unchanged. The mean of latents decodes to about the mean of the pixels.
     """
     if latents.ndim not in (4, 5):
         return latents
@@ -33,7 +33,7 @@ def shrunk(latents: Tensor, whole: Shape, small: Shape) -> Tensor:
 
 
 def preview_of(frames: np.ndarray, small: Shape) -> Image:
-    """The preview, of what was decoded: (frames, rows, columns, 3) of 8 bits, at most of the `small` size."""
+    """Return the preview from decoded frames, (frames, rows, columns, 3) of 8 bits, at most of the `small` size."""
     shown = [Pillow.fromarray(frames[index]) for index in shown_frames(len(frames))]
     size = (small.width, small.height)
     shown = [one if one.size == size else one.resize(size) for one in shown]
@@ -41,7 +41,7 @@ def preview_of(frames: np.ndarray, small: Shape) -> Image:
 
 
 def _num_latents(num_latents: int, whole: int, small: int) -> int:
-    """How many latents decode to about a `small` number of frames, if all of them decode to the `whole` clip."""
+    """Return how many latents decode to about a `small` number of frames, if all of them decode to the `whole` clip."""
     if num_latents < 2 or whole <= small:
         return num_latents
     each = max(1, round((whole - 1) / (num_latents - 1)))

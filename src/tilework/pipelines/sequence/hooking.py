@@ -24,10 +24,10 @@ from tilework.pipelines.sequence.rows import SEQUENCES
 
 
 def share(model: nn.Module, parallel: Parallel) -> bool:
-    """Let ranks share the sequences of a transformer; False if there is no row for its class: only degree 1 runs.
+    """Let ranks share the sequences of a transformer. Return False if its class has no row: it runs at degree 1 only.
 
     Call it once for a model, before `packing` substitutes anything. In a group a call of the model raises
-    RuntimeError if it is given what its row does not know.
+    RuntimeError if it is given arguments that its row does not know.
 
     Raises:
         UnsupportedModel: the model is built otherwise than its row says. Nothing is hooked then.
@@ -44,7 +44,7 @@ Install = Callable[[], Any]
 
 
 def _splits(model: nn.Module, plan: SequencePlan, parallel: Parallel) -> list[Install]:
-    """Checks the places where something is split; returns what installs the hooks."""
+    """Check the places where something is split; return functions that install the hooks."""
     called = signature(model, "", model, plan.inputs.get("", {}), plan.whole)
     begin = partial(_begin, parallel, plan, type(model).__name__, called)
     installs: list[Install] = [partial(model.register_forward_pre_hook, begin, with_kwargs=True)]
@@ -60,7 +60,7 @@ def _splits(model: nn.Module, plan: SequencePlan, parallel: Parallel) -> list[In
 
 
 def _gathers(model: nn.Module, plan: SequencePlan, parallel: Parallel) -> list[Install]:
-    """Checks the places where pieces come together; returns what installs the hooks."""
+    """Check the places where pieces come together; return functions that install the hooks."""
 
     def gather(sequence: str, dim: int, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         return None if parallel.degree == 1 else parallel.gather(output, sequence, dim)
@@ -87,7 +87,7 @@ def _begin(
     args: Any,
     given: Any,
 ) -> None:
-    """A forward pass of the model begins: it must be given what the row knows, and nothing else."""
+    """Begin a forward pass of the model, and check that it gets only arguments that the row knows."""
     if parallel.degree == 1:
         return
     parallel.begin_pass()
@@ -133,7 +133,7 @@ def _after(
 
 
 def _split(parallel: Parallel, plan: SequencePlan, value: Any, how: Split) -> Any:
-    """This rank's piece of a value; see `Split`."""
+    """Return this rank's piece of a value; see `Split`."""
     if isinstance(value, tuple | list):
         return type(value)(_split(parallel, plan, part, how) for part in value)
     if value is None or (isinstance(value, Tensor) and how.ndim not in (None, value.ndim)):

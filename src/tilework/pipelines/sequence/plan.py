@@ -1,4 +1,4 @@
-"""What ranks must know of a transformer to share its sequences: data, and where it is found in a model."""
+"""Data that ranks need of a transformer to share its sequences, and where it is found in a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import nn
 from tilework.pipelines.errors import UnsupportedModel
 
 WHOLE = ""
-"""In place of the name of a sequence: every rank keeps all of it."""
+"""Name in place of a sequence's: every rank keeps all of it."""
 
 
 @dataclass(frozen=True)
 class Split:
     """A value of which each rank keeps its piece: a tensor, a tuple of them, or a number of leading tokens.
 
-    The `sequences` lie one behind another along `dim`. With `ndim` only tensors of as many dimensions are split: a
-    time for each token, say, but not one time for all of them. `optional` is an argument that variants of the
-    submodule lack.
+    The `sequences` are concatenated along `dim`. With `ndim` only tensors of as many dimensions are split: for
+    example a time for each token, but not one time for all of them. `optional` is True for an argument that variants of
+    the submodule lack.
     """
 
     sequences: tuple[str, ...]
@@ -49,7 +49,7 @@ class Gather:
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePlan:
-    """How ranks share the sequences of one class of transformers.
+    """Sharing of the sequences of one class of transformers among ranks.
 
     A submodule is named by its path; "" is the model, `*` stands for each child, and -1 for the last one.
 
@@ -61,9 +61,9 @@ class SequencePlan:
         gathers: by path, the submodules whose result is gathered.
         whole: further arguments of the model, which are the same on every rank. In a group every other argument must
             be left at its default, since the row does not know how to share it.
-        library: diffusers' own plan, `_cp_plan`, is part of this one. It says where and along which dimension;
-            this adds which sequence it is: the arguments, "path.index" of results, and paths of gathers by sequence.
-            Those of WHOLE need not be split.
+        library: names in diffusers' own plan, `_cp_plan`, which is part of this one, by sequence: arguments,
+            "path.index" of results, and paths of gathers. That plan says where and along which dimension to split;
+            this says which sequence it is. Names under WHOLE need not be split.
         filled: sequences of which every rank must have a token, since the model slices from their end.
     """
 
@@ -77,7 +77,7 @@ class SequencePlan:
 
 
 def resolve(plan: SequencePlan, model: nn.Module) -> SequencePlan:
-    """The plan with diffusers' own merged into it.
+    """Return the plan with diffusers' own merged into it.
 
     Raises:
         UnsupportedModel: diffusers' plan and the row name different things.
@@ -115,7 +115,7 @@ def resolve(plan: SequencePlan, model: nn.Module) -> SequencePlan:
 
 
 def modules_at(model: nn.Module, path: str) -> list[nn.Module]:
-    """The submodules that a path of a plan names, in the model's order; none where `*` stands for nothing.
+    """Return the submodules that a path of a plan names, in the model's order; none if `*` matches nothing.
 
     Raises:
         UnsupportedModel: there is no such submodule.
@@ -129,10 +129,10 @@ def modules_at(model: nn.Module, path: str) -> list[nn.Module]:
 def signature(
     model: nn.Module, path: str, module: nn.Module, splits: Mapping[str, Split], others: Iterable[str] = ()
 ) -> inspect.Signature:
-    """How a submodule is called.
+    """Return the signature of a submodule's call.
 
     Raises:
-        UnsupportedModel: it has not all of these arguments.
+        UnsupportedModel: it lacks some of these arguments.
     """
     found = inspect.signature(module.forward)
     names = (*others, *(name for name, split in splits.items() if not split.optional))
@@ -143,7 +143,7 @@ def signature(
 
 
 def attentions_of(model: nn.Module, plan: SequencePlan) -> Iterator[tuple[nn.Module, Joint]]:
-    """The attention modules of which ranks share the attention.
+    """Yield the attention modules that ranks share.
 
     Raises:
         UnsupportedModel: the plan says nothing of an attention of the model.

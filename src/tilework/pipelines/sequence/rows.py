@@ -1,7 +1,7 @@
 """The table of transformers whose sequences a group can share, by the name of their class in diffusers.
 
 A class without a row runs at degree 1. Left out on purpose: `SanaTransformer2DModel`, whose feed-forward is a 3 x 3
-convolution over the picture (each rank would need its neighbours' tokens in every block) and whose self-attention is
+convolution over the image (each rank would need its neighbours' tokens in every block) and whose self-attention is
 linear and does not pass through torch's attention.
 """
 
@@ -36,7 +36,7 @@ _FLUX_2 = SequencePlan(
     attentions=_FLUX.attentions,
     whole=("timestep", "guidance", "joint_attention_kwargs", "return_dict"),
 )
-# Its mask is of queries and keys, made of that of tokens, which the model takes for text and image.
+# Its mask is of queries and keys. The model makes it from that of tokens, which covers text and image.
 _CHROMA = SequencePlan(
     inputs={
         "": {
@@ -91,7 +91,7 @@ _WAN = SequencePlan(
     attentions={"blocks.*.attn1": _IMAGE_ONLY, "blocks.*.attn2": None},
     whole=("hidden_states", "encoder_hidden_states", "encoder_hidden_states_image", "attention_kwargs", "return_dict"),
 )
-# diffusers splits the text too, which only answers; and not the times of tokens that image-to-video has.
+# diffusers splits the text too, which only answers, but not the times of tokens that image-to-video has.
 _LTX = SequencePlan(
     library={
         IMAGE: ("hidden_states", "rope.0", "rope.1", "proj_out"),
@@ -146,7 +146,7 @@ _COGVIDEOX = SequencePlan(
         *("attention_kwargs", "return_dict"),
     ),
 )
-# Its mask is of queries and keys, made of that of the text's tokens. The text is refined whole on every rank.
+# Its mask is of queries and keys, made from that of the text's tokens. Every rank refines the whole text.
 _HUNYUAN_VIDEO_1_5 = SequencePlan(
     inputs={
         "transformer_blocks.0": {"encoder_hidden_states": Split((TEXT,))},
@@ -165,7 +165,7 @@ _HUNYUAN_VIDEO_1_5 = SequencePlan(
     ),
 )
 _HUNYUAN_BLOCK = {"attention_mask": Split((IMAGE, TEXT), 3), "num_tokens": Split((IMAGE,), optional=True)}
-# A mask of keys, over video and text. With an image that replaces the first frame, its tokens have a time of their own.
+# A mask of keys, over video and text. If an image replaces the first frame, its tokens have their own time.
 _HUNYUAN_VIDEO = SequencePlan(
     inputs={
         "transformer_blocks.0": {"hidden_states": Split((IMAGE,)), "encoder_hidden_states": Split((TEXT,))},

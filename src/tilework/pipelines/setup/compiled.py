@@ -11,8 +11,8 @@ from tilework.pipelines.errors import UnsupportedModel
 def compile_blocks(pipeline: Any) -> None:
     """Let the repeated blocks of all denoisers be compiled when they first run: `compile_repeated_blocks` of diffusers.
 
-    Shapes are dynamic, so that a request of another size compiles nothing anew. Only if the first picture has as many
-    tokens as its text, torch takes the two lengths for one, and the next size is compiled once more.
+    Shapes are dynamic, so that a request of another size compiles nothing anew. There is one exception: if the first
+    image has as many tokens as its text, torch takes the two lengths for one, and the next size is compiled once more.
 
     Raises:
         UnsupportedModel: a denoiser does not say which of its blocks repeat themselves.

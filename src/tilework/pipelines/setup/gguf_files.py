@@ -1,7 +1,7 @@
 """Files of weights that are quantised already: GGUF, one component in each, as ComfyUI and others have them.
 
-diffusers reads them for its own models. Weights stay as they are in the file, and a linear layer computes with what
-they stand for. Imports no torch, so that a server can refuse a file before it starts workers.
+diffusers reads them for its own models. Weights stay as they are in the file, and a linear layer computes with the
+values that they stand for. Imports no torch, so that a server can refuse a file before it starts workers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _META = "meta"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the file says that it holds: the name of the `architecture`, and how many weights in how many bytes.
+    """Contents of a file according to its header: the name of the `architecture`, and counts of weights and bytes.
 
-    `plain` are the weights that are not quantised; `quantized_bytes` is what the others take.
+    `num_plain` weights are not quantised; the others take `quantized_bytes`.
     """
 
     architecture: str
@@ -37,16 +37,16 @@ class Header:
         return self.num_plain + self.num_quantized
 
     def num_bytes(self, plain_bytes: int) -> int:
-        """What the weights take once they are loaded, with `plain_bytes` for each that is not quantised."""
+        """Return the bytes of the loaded weights, with `plain_bytes` for each that is not quantised."""
         return self.num_plain * plain_bytes + self.quantized_bytes
 
 
 def read_header(path: str) -> Header:
-    """The header of a file, without its weights.
+    """Return the header of a file, without its weights.
 
     Raises:
         InvalidSource: the package gguf, which reads it, is not installed.
-        ModelNotFound: there is no such file, or it is none of this format, or not whole.
+        ModelNotFound: there is no such file, or it is not of this format, or not whole.
     """
     try:
         status = Path(path).stat()
@@ -57,7 +57,7 @@ def read_header(path: str) -> Header:
 
 @lru_cache(maxsize=16)
 def _read_header(path: str, _size: int, _mtime_ns: int) -> Header:
-    """Plans ask for it many times, and to read it takes a part of a second."""
+    """Read the header once: plans ask for it many times, and reading it takes a part of a second."""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -82,7 +82,7 @@ def _read_header(path: str, _size: int, _mtime_ns: int) -> Header:
 
 
 def load_gguf(kind: Any, path: str, directory: str, name: str, dtype: Any) -> Any:
-    """The component `name` of a diffusers directory, of this class, with the weights of a file, on the CPU.
+    """Load the component `name` of a diffusers directory, of this class, with the weights of a file, on the CPU.
 
     It computes in the type `dtype`.
 
@@ -108,7 +108,7 @@ def load_gguf(kind: Any, path: str, directory: str, name: str, dtype: Any) -> An
             torch_dtype=dtype,
             quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=dtype),
         )
-    except Exception as error:  # Converters of names trip in many ways over those of another model.
+    except Exception as error:  # Converters of names fail in many ways on names of another model.
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UnsupportedModel(f"{wrong} ({cause}); give a file of that model") from error
     missing = next((key for key, weight in module.state_dict().items() if weight.device.type == _META), None)

@@ -1,4 +1,4 @@
-"""What of the host's memory is free, by the machine and by the control group of a container."""
+"""Free memory of the host, according to the machine and to the control group of a container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GROUP_LIMIT, _GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgro
 
 
 def free_host_bytes() -> float:
-    """What a process may still take before the kernel has to end one; infinite where that is not known."""
+    """Return the bytes that a process may take before the kernel has to end one; infinite if that is not known."""
     return min(_free_of_machine(), _free_of_group())
 
 

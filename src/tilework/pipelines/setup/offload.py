@@ -12,15 +12,15 @@ from tilework.pipelines.setup.host_memory import free_host_bytes
 
 _log = logging.getLogger(__name__)
 _SPARE_BYTES = 4e9
-"""Of the host's memory, that pinned weights leave to all else."""
+"""Bytes of the host's memory that pinned weights leave to everything else."""
 
 
 def offload_layers(pipeline: Any, device: torch.device) -> None:
     """Keep the weights of all components on the host, and bring each layer's to the device for its run.
 
-    On CUDA the next layer's are copied meanwhile, from pinned memory. A host that has no room for pinned copies of all
-    weights pins those of a layer when they are copied, from the mapped files of the model: the same pictures, later. It
-    is `enable_group_offload` of the stock pipeline.
+    On CUDA the next layer's weights are copied meanwhile, from pinned memory. A host without room for pinned copies of
+    all weights pins those of a layer when they are copied, from the mapped files of the model: the same images, later.
+    It is `enable_group_offload` of the stock pipeline.
     """
     on_cuda = device.type == "cuda"
     pipeline.enable_group_offload(
@@ -33,7 +33,7 @@ def offload_layers(pipeline: Any, device: torch.device) -> None:
 
 
 def _has_room(pipeline: Any, num_cards: int) -> bool:
-    """Whether the host can pin all weights of a pipeline, as often as it has cards: each may have a worker."""
+    """Return whether the host can pin all weights of a pipeline once for each card: each may have a worker."""
     weights = (tensor for module in modules_of(pipeline).values() for tensor in weights_of(module))
     needed = num_cards * sum(map(_pinned_bytes, weights)) + _SPARE_BYTES
     if needed <= (free := free_host_bytes()):
@@ -48,5 +48,5 @@ def _has_room(pipeline: Any, num_cards: int) -> bool:
 
 
 def _pinned_bytes(tensor: torch.Tensor) -> int:
-    """torch rounds each pinned block up to a power of two."""
+    """Return the pinned bytes of a tensor: torch rounds each pinned block up to a power of two."""
     return 1 << (tensor.nbytes - 1).bit_length() if tensor.nbytes else 0

@@ -1,8 +1,8 @@
-"""The schemes of `--quantize`: a row for each, with what it takes and the library that does it; or a GGUF file.
+"""The schemes of `--quantize`: a row for each, with its size and the library that quantises; or a GGUF file.
 
-None lets a request's picture depend on others in its forward pass. All but nvfp4 compute with what the weights of
-linear layers stand for. nvfp4 quantises inputs, too, each block of 16 values by itself. Rejected: scales of whole
-inputs, which are those of the whole batch.
+With all of them a request's image is independent of others in its forward pass. All but nvfp4 compute with the values
+that the weights of linear layers stand for. nvfp4 quantises inputs, too, each block of 16 values by itself. Rejected:
+scales of whole inputs, which are those of the whole batch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tilework.pipelines.setup.gguf_files import read_header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How weights are quantised.
+    """A way to quantise weights.
 
     Attributes:
-        package: of Python, that quantises.
-        weight_bytes: what the weight of a linear layer takes, by its outputs and inputs.
+        package: the Python package that quantises.
+        weight_bytes: bytes of a linear layer's weight, by its outputs and inputs.
         config: the configuration of diffusers, or of transformers, by the module of one of them.
         capability: the least compute capability of a CUDA device that it needs; None: CPUs have it, too.
-        others: the schemes to take where it cannot be.
+        others: the schemes to take where this one is impossible.
     """
 
     package: str
@@ -69,11 +69,11 @@ def _nvfp4(library: Any) -> Any:
 
 
 _BLOCK = 64
-"""Weights of NF4 that have one scale, which is a float32."""
+"""Number of weights of NF4 that have one scale, which is a float32."""
 
 
 def _nvfp4_bytes(out: int, into: int) -> int:
-    """Half a byte for each weight, and a scale of one byte for each 16, in tiles of 128 rows and 4 columns."""
+    """Return half a byte per weight, plus a byte of scale per 16 weights, in tiles of 128 rows and 4 columns."""
     return out * into // 2 + 128 * -(-out // 128) * 4 * -(-into // 64)
 
 
@@ -95,7 +95,7 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def parse_schemes(text: str) -> tuple[tuple[str, str], ...]:
-    """Component and scheme, of SCHEME for the denoisers and COMPONENT=SCHEME for others; "" stands for the denoisers.
+    """Return component and scheme of each part: SCHEME for the denoisers (component ""), COMPONENT=SCHEME for others.
 
     A scheme is one of SCHEMES, or the path of a GGUF file.
 
@@ -115,7 +115,7 @@ def parse_schemes(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def begin_at(directory: Path, text: str) -> str:
-    """Schemes as they were given, with the paths of files from a directory."""
+    """Return the schemes as given, but with each relative path of a file taken from `directory`."""
     parts = []
     for part in text.split(","):
         name, equals, scheme = _named(part.strip())
@@ -124,20 +124,20 @@ def begin_at(directory: Path, text: str) -> str:
 
 
 def _named(part: str) -> tuple[str, str, str]:
-    """Name, sign and scheme. What is in a directory called A=B is ./A=B."""
+    """Return name, sign and scheme. A path that begins with a directory A=B is written ./A=B."""
     name, equals, scheme = part.partition("=")
     return (name, equals, scheme) if equals and not name.startswith((".", "/", "~")) else ("", "", part)
 
 
 def shown(scheme: str) -> str:
-    """A scheme in words: of a file its name."""
+    """Return a scheme in words: for a file its name."""
     return Path(scheme).name if is_weights_file(scheme) else scheme
 
 
 def schemes_of(
     quantize: Sequence[tuple[str, str]], denoisers: Collection[str], components: Collection[str]
 ) -> dict[str, str]:
-    """The scheme of each component that is quantised, of those with weights, among which are the denoisers.
+    """Return the scheme of each quantised component. `components` have weights, and include the `denoisers`.
 
     Raises:
         UnsupportedModel: it names a component that there is not, or one file for several denoisers.
@@ -156,10 +156,10 @@ def schemes_of(
 
 
 def check_schemes(quantize: tuple[tuple[str, str], ...], device: str, cards: Sequence[Card] = ()) -> None:
-    """Check that what quantises is installed, and can be on a device and on its cards, if these are known.
+    """Check that the quantising packages are installed, and support the device and its cards, if these are known.
 
     Raises:
-        InvalidSource: it cannot.
+        InvalidSource: they are not, or do not.
         ModelNotFound: a file cannot be read.
     """
     for _, name in quantize:

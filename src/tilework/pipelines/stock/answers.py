@@ -1,7 +1,7 @@
-"""What components answered, as named values: all that another process needs to run a stock call again without them.
+"""Answers of components, as named values: all that another process needs to run a stock call again without them.
 
-Tensors are kept as far as the stock call used them: of the hidden states of a text encoder's thirty layers, the one
-that it took. Classes do not travel. What comes back is an `Answer`, which has the same fields.
+Only tensors that the stock call used are kept: of the hidden states of a text encoder's thirty layers, the one that it
+took. Classes are not transferred. The restored object is an `Answer`, which has the same fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DISTRIBUTIONS = frozenset({"gaussian", "identity"})
 
 
 class TouchedTensors(TorchFunctionMode):
-    """While entered, notes every tensor that goes into a function of torch, or that is asked for an attribute."""
+    """Notes, while entered, every tensor that goes into a function of torch, or whose attribute is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,23 +75,23 @@ class Answer:
 
 
 class Unkept:
-    """Stands for what was not recorded. It is not None, so that indices count on, and of no use otherwise."""
+    """A stand-in for what was not recorded. It is not None, so that indices stay right, and of no use otherwise."""
 
     def __init__(self, what: str) -> None:
         self._what = what
 
     def clear(self) -> None:
-        """What some calls do with a cache at their end."""
+        """Do nothing; some calls do this with a cache at their end."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} of {self._what}, which was not recorded: the stock call used none of it before")
 
 
 def recorded(answer: Any) -> Any:
-    """An answer as named values (`serialization`), which share its tensors.
+    """Return an answer as named values (`serialization`), which share its tensors.
 
-    An object becomes a dict with one key, its form. Whatever has none of the forms below is not kept, since it is
-    code: the cache of a language model, say. Lists are copied: a stock call may put other things into them.
+    An object becomes a dict with one key, its form. An object that has none of the forms below is not kept, since it is
+    code: the cache of a language model, for example. Lists are copied: a stock call may put other things into them.
     """
     if isinstance(answer, DiagonalGaussianDistribution):
         return {"gaussian": [answer.parameters, answer.deterministic]}
@@ -111,22 +111,22 @@ def recorded(answer: Any) -> Any:
 
 
 def has_unkept(values: Any) -> bool:
-    """Whether a part of an answer has none of the forms."""
+    """Return whether a part of an answer has none of the forms."""
     if isinstance(values, dict):
         return "unkept" in values or any(map(has_unkept, values.values()))
     return isinstance(values, list | tuple) and any(map(has_unkept, values))
 
 
 def has_nan(values: Any) -> bool:
-    """Whether a number in a tensor of these is NaN. Waits for the device."""
+    """Return whether a number in a tensor of these is NaN. Waits for the device."""
     floats = [one for one in tree_leaves(values) if isinstance(one, Tensor) and one.is_floating_point()]
     return any(bool(one.isnan().any()) for one in floats)
 
 
 def kept(values: Any, touched: TouchedTensors | None = None) -> Any:
-    """Named values to keep: with those tensors that are `touched` (None: with all), each in memory of its own."""
+    """Return named values to keep: with the `touched` tensors only (None: with all), each in its own memory."""
     if isinstance(values, dict) and not _DISTRIBUTIONS.isdisjoint(values):
-        touched = None  # What it is made from is not touched again.
+        touched = None  # The tensors that it is made from are not touched again.
     if isinstance(values, dict):
         return {name: kept(one, touched) for name, one in values.items()}
     if type(values) in (list, tuple):
@@ -135,12 +135,12 @@ def kept(values: Any, touched: TouchedTensors | None = None) -> Any:
         return values
     if touched is not None and values not in touched:
         return {"unkept": "a tensor"}
-    # A part of a larger tensor would bring all of it.
+    # A part of a larger tensor would keep all of it.
     return values.clone() if values.untyped_storage().nbytes() > values.nbytes else values
 
 
 def hollow(values: Any) -> Any:
-    """Named values with the shapes of their tensors instead of the numbers."""
+    """Return named values with the shapes of their tensors instead of the numbers."""
     if isinstance(values, Tensor):
         return {"hollow": [list(values.shape), values.dtype, values.device]}
     if isinstance(values, dict):
@@ -151,7 +151,7 @@ def hollow(values: Any) -> Any:
 
 
 def rebuilt(values: Any) -> Any:
-    """An answer from its named values; where they are hollow, with NaN (zeros of integers), so that a use shows."""
+    """Return an answer from its named values; hollow tensors become NaN (integers zero), so that their use shows."""
     if isinstance(values, list):
         return [rebuilt(one) for one in values]
     if not isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""Where a stock pipeline calls its components, and what each call is for.
+"""Interception of a stock pipeline's calls of its components, and the purpose of each call.
 
 A pipeline is Python code around components: text encoders, a denoiser, a sampler, a VAE. Only they compute for long, so
 only their calls are intercepted. Everything between them stays the stock code, whatever the pipeline.
@@ -23,7 +23,7 @@ _METHODS = ("encode", "decode", "generate")  # Besides a call of the module itse
 
 
 class Role(Enum):
-    """What a call is for: a DENOISER is asked in each iteration of the loop, a SAMPLER ends one."""
+    """Purpose of a call: a DENOISER is asked in each iteration of the loop, a SAMPLER ends one."""
 
     DENOISER = "denoiser"
     SAMPLER = "sampler"
@@ -34,8 +34,8 @@ class Role(Enum):
 class ComponentCall:
     """A call of a component that has not been answered. `run` answers it as the stock pipeline would be answered.
 
-    `owner` is the component whose method it is, and `component` its name. That of a denoiser is answered with what is
-    in the `slot` then, in a `context` of it.
+    `owner` is the component whose method it is, and `component` its name. A call of a denoiser is answered with the
+    cache that is in the `slot` then, in a `context` of it.
     """
 
     owner: Any
@@ -50,12 +50,12 @@ class ComponentCall:
 
     @property
     def is_cached(self) -> bool:
-        """Whether its answer depends on what earlier calls of its request have left."""
+        """True if its answer depends on what earlier calls of its request have left."""
         return self.slot.cache is not None
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it is told of a cache, or given an object of diffusers, in which it may keep something for later."""
+        """True if it gets a cache, or an object of diffusers in which it may keep something for later."""
         of_cache = any("cache" in name and value is not None for name, value in self.kwargs.items())
         return of_cache or any(map(is_object, (*self.args, *self.kwargs.values())))
 
@@ -69,7 +69,7 @@ class ComponentCall:
 
 
 def is_object(value: Any) -> bool:
-    """Whether it is of a class of diffusers and no module: a cache, or the moving average of a guider."""
+    """Return whether a value is of a class of diffusers and no module: a cache, or the moving average of a guider."""
     of_diffusers = type(value).__module__.startswith("diffusers.") and hasattr(value, "__dict__")
     return of_diffusers and not isinstance(value, nn.Module)
 
@@ -77,9 +77,9 @@ def is_object(value: Any) -> bool:
 def watch_components(pipeline: Any) -> None:
     """Let stock calls that run as a coroutine (`coroutine.StockCall`) pause where they call a module. Call it once.
 
-    A module gets a subclass of its class, of the same name, whose call pauses before any hook: what runs it later may
-    be at another degree. Other methods are replaced on the module. Modules stay where they are, since pipelines read
-    much else of them. Outside of a coroutine nothing changes.
+    A module gets a subclass of its class, of the same name, whose call pauses before any hook: the call may later run
+    at another degree. Other methods are replaced on the module. Modules stay where they are, since pipelines read much
+    else of them. Outside of a coroutine nothing changes.
     """
     for name, component in pipeline.components.items():
         if not isinstance(component, nn.Module):
@@ -111,7 +111,7 @@ def _paused(kind: Any, name: str, role: Role) -> Any:
 
 
 def _told(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A pipeline's `cache_context` around calls of its denoiser, which tells the stock call's slot, too."""
+    """Return a pipeline's `cache_context` for calls of its denoiser, which also names the stock call's slot."""
 
     @contextmanager
     def cache_context(self: Any, name: str, **given: Any) -> Iterator[None]:
@@ -123,7 +123,7 @@ def _told(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def config_of(part: Any) -> Mapping[str, Any]:
-    """The configuration of a model; empty if it has none, as several control networks together."""
+    """Return the configuration of a model; empty if it has none, as several control networks together."""
     return getattr(part, "config", None) or {}
 
 

@@ -1,9 +1,9 @@
 """A stock pipeline's call as a coroutine that pauses at each call of a component.
 
-Greenlets rather than threads: a switch takes a microsecond, all run on the worker's thread with its CUDA device, and an
-unfinished one ends with its last reference. Rejected, after the same was tried with Modular Diffusers' blocks, and with
-`callback_on_step_end`: both know what is a step, but the first differs from the classic pipelines, by rounding or
-visibly, and the second cannot pause before and after the loop.
+It uses greenlets instead of threads: a switch takes a microsecond, all run on the worker's thread with its CUDA device,
+and an unfinished one ends with its last reference. Rejected, after trying the same with Modular Diffusers' blocks, and
+with `callback_on_step_end`: both know steps, but the first differs from the classic pipelines, by rounding or visibly,
+and the second cannot pause before and after the loop.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tilework.pipelines.stock.component_calls import ComponentCall, Role
 
 
 class StockCall(greenlet):  # type: ignore[misc]
-    """One call of `pipeline`, which runs when it is resumed. It shares the modules; `own` are what it changes itself.
+    """One call of `pipeline`, which runs when it is resumed. It shares the modules, and changes only its `own` parts.
 
-    `own` has a sampler or guider under each name that the pipeline has one under. A sampler that the call copies, for
+    `own` has a sampler or guider under each name under which the pipeline has one. A sampler that the call copies, for
     sound or for a single frame, is there as well once it has made a step: they are counted in the order of their first
     steps, which is the same in each call of a request.
 
-    A stochastic sampler that the stock pipeline gives no generator draws from that of the request. What the call draws
-    from torch's own generator is what it draws after `torch.manual_seed` with the request's seed. In both cases the
-    stock picture depends on what else the process drew, here on the seed alone.
+    A stochastic sampler that the stock pipeline gives no generator draws from that of the request. Numbers that the
+    call draws from torch's own generator are those after `torch.manual_seed` with the request's seed. In both cases the
+    stock image depends on what else the process drew, here on the seed alone.
 
     Its denoisers are called with the cache in its `slot`, if there is one.
 
@@ -56,13 +56,13 @@ class StockCall(greenlet):  # type: ignore[misc]
             if isinstance(part, SchedulerMixin):
                 kind: Any = type(part)
                 _watch(kind)
-            # As attributes are set past `__setattr__`, which would write them into the shared configuration.
+            # Set like attributes, but past `__setattr__`, which would write them into the shared configuration.
             vars(mine)[name] = part
         self.result: Any = None
         super().__init__(lambda: mine(**arguments))
 
     def resume(self, answer: Any, watching: AbstractContextManager[Any] | None = None) -> ComponentCall | None:
-        """Answer the call at which it paused, and run on to the next one; None if it has returned its `result`.
+        """Answer the call at which it paused, and run to the next one; return None if the call has its `result`.
 
         The first answer begins it, and is ignored. `watching` is entered while it runs.
         """
@@ -76,7 +76,7 @@ class StockCall(greenlet):  # type: ignore[misc]
 
     @contextmanager
     def randomness(self) -> Iterator[None]:
-        """While entered, torch's own generators are those of the request."""
+        """Give torch's own generators the states of the request while entered."""
         outside = [(one, one.get_state()) for one in self._torch_states]
         for one, state in self._torch_states.items():
             one.set_state(state)
@@ -89,7 +89,7 @@ class StockCall(greenlet):  # type: ignore[misc]
 
     @property
     def torch_states(self) -> list[Tensor]:
-        """The states that torch's own generators have for the request, the CPU's first."""
+        """States that torch's own generators have for the request, the CPU's first."""
         return list(self._torch_states.values())
 
     @torch_states.setter
@@ -97,7 +97,7 @@ class StockCall(greenlet):  # type: ignore[misc]
         self._torch_states = dict(zip(self._torch_states, (state.cpu() for state in states), strict=True))
 
     def step_call(self, sampler: Any, stock: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> ComponentCall:
-        """Called inside: a sampler's step as a call of its component."""
+        """Return a sampler's step as a call of its component. Called inside of the coroutine."""
         self.slot.end_iteration()
         name = next((name for name, part in self.own.items() if part is sampler), None)
         if name is None:
@@ -109,9 +109,9 @@ class StockCall(greenlet):  # type: ignore[misc]
 
 
 def _computing_device(pipeline: Any) -> torch.device:
-    """Where a pipeline computes, and so draws noise: not where its weights lie, if hooks move them there and back.
+    """Return where a pipeline computes, and so draws noise; its weights may lie elsewhere, if hooks move them.
 
-    That of diffusers has no index if hooks were told none: then it is the current device.
+    diffusers' device has no index if hooks were given none: then it is the current device.
     """
     device: torch.device = pipeline._execution_device
     if device.type != "cuda" or device.index is not None:
@@ -120,10 +120,10 @@ def _computing_device(pipeline: Any) -> torch.device:
 
 
 def _seeded(device: torch.device, generator: torch.Generator | None) -> dict[torch.Generator, Tensor]:
-    """Torch's own generators with the states that they have after `torch.manual_seed` with a generator's seed."""
+    """Return torch's own generators with their states after `torch.manual_seed` with a generator's seed."""
     ours = [torch.default_generator]
     if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # Before, there are no generators of cards.
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # Before this there are no generators of cards.
         ours.append(torch.cuda.default_generators[device.index])
     seed = 0 if generator is None else generator.initial_seed()
     return {one: torch.Generator(one.device).manual_seed(seed).get_state() for one in ours}
@@ -156,6 +156,6 @@ def _lacks_generator(kind: type, num_args: int, kwargs: Mapping[str, Any]) -> bo
 
 @functools.cache
 def _generator_index(kind: type) -> int | None:
-    """The index of the generator among the arguments of a sampler's step, self excluded; None if there is none."""
+    """Return the index of the generator among the arguments of a sampler's step, without self; None without one."""
     names = list(inspect.signature(kind.step).parameters)  # type: ignore[attr-defined]
     return names.index("generator") if "generator" in names else None

@@ -1,4 +1,4 @@
-"""How many frames a second the clips of a stock pipeline have."""
+"""Frame rates of the clips of stock pipelines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tilework.pipelines.stock.stock_arguments import StockArguments
 
 _IN_EXAMPLE = re.compile(r"export_to_video\([^)]*fps=(\d+)")
 _BY_CLASS = {"MochiPipeline": 30.0, "I2VGenXLPipeline": 16.0}
-_OTHERWISE = 8.0  # AnimateDiff, Latte and other early models, and what diffusers' `export_to_video` takes long since.
+_OTHERWISE = 8.0  # AnimateDiff, Latte and other early models; the old default of diffusers' `export_to_video`.
 
 
 def frame_rate(pipeline: Any, arguments: StockArguments) -> float:
-    """What the call has by default; else the rate at which the example in its documentation exports a clip.
+    """Return the call's default; else the rate at which the example in its documentation exports a clip.
 
-    Version 2.2 of Wan with five thousand million weights shares a class with versions of 16 frames a second.
+    Wan 2.2 with five billion weights shares its class with versions of 16 frames per second.
     """
     name = arguments.frame_rate
     stated = None if name is None else arguments.default(name)

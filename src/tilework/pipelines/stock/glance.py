@@ -1,8 +1,8 @@
-"""What the picture of a stock call will look like, from the middle of its loop.
+"""Previews of a stock call's image, from the middle of its loop.
 
-The stock call itself says it: a second one is run through its loop as if each step ended with the latents that the
-model believes in now, and decodes them. So whatever a pipeline does behind its loop is done to the preview, too, and no
-model is called but the decoder.
+A second stock call makes them: it runs through its loop as if each step ended with the latents that the model predicts
+now, and decodes them. So whatever a pipeline does after its loop is done to the preview, too, and no model is called
+but the decoder.
 
 Rejected: a decoder of previews for each class, which would have to know how it packs its latents. Allegro draws none:
 its decoder makes nothing of latents that are fewer than its tiles.
@@ -29,12 +29,12 @@ _DECODES_WHOLE = frozenset({"AutoencoderKLAllegro"})
 
 
 def can_glance(pipeline: Any) -> bool:
-    """Whether latents of this pipeline can be decoded in small."""
+    """Return whether latents of this pipeline can be decoded in small."""
     return all(type(one).__name__ not in _DECODES_WHOLE for one in pipeline.components.values())
 
 
 class Glance:
-    """An `Onlooker` of one iteration. `show` is told of the answers that `Walk.skim` takes."""
+    """An `Onlooker` of one iteration. `show` gets the answers that `Walk.skim` takes."""
 
     def __init__(self, show: Callable[[Mapping[str, list[Any]], list[Any]], None]) -> None:
         self._show = show
@@ -52,7 +52,7 @@ class Glance:
 
 
 class SmallDecoder:
-    """Answers the calls behind the loop of a walk of a `whole` size: what decodes first gets fewer latents."""
+    """Answers the calls after the loop of a walk of a `whole` size: the first decoder gets fewer latents."""
 
     def __init__(self, walk: Walk, whole: Shape, small: Shape) -> None:
         self._walk, self._whole, self._small = walk, whole, small
@@ -62,13 +62,13 @@ class SmallDecoder:
         with self._walk.call.randomness():
             if call.method != _DECODE or self._decoder not in (None, call.owner) or not call.args:
                 return call.run()
-            self._decoder = call.owner  # What decodes after it is sound.
+            self._decoder = call.owner  # Later decoders are for sound.
             latents, *others = call.args
             return call.stock(shrunk(latents, self._whole, self._small), *others, **call.kwargs)
 
 
 def _with(answer: Any, latents: Tensor) -> Any:
-    """The recorded answer of a sampler with these latents in the place of its own."""
+    """Return the recorded answer of a sampler with these latents in place of its own."""
     if isinstance(answer, Tensor):
         return latents.to(answer.dtype) if answer.shape == latents.shape else answer
     if isinstance(answer, dict):

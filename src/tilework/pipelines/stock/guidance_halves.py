@@ -1,4 +1,4 @@
-"""The two passes of a step that is guided, made at the same time by the two halves of a group.
+"""The two passes of a guided step, made at the same time by the two halves of a group.
 
 Stock pipelines that call their denoiser twice in an iteration, with and without the prompt, read the first answer only
 when they have the second. So the first call is answered with tensors that are filled later: together with the second
@@ -19,13 +19,13 @@ from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.shared_calls import Asked, asked
 
 _VIEWS = frozenset({Tensor.__getitem__, *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device"))})
-"""Functions that read no numbers of a tensor; what `__getitem__` gives lies in the same memory."""
+"""Functions that read no numbers of a tensor; the result of `__getitem__` lies in the same memory."""
 
 
 class GuidanceHalves(TorchFunctionMode):
     """Answers the calls of one iteration (`Walk.iterate`); is entered while the stock code runs between them.
 
-    `expected(component)` is what a denoiser answered in an earlier iteration, call by call, but for the numbers. All
+    `expected(component)` returns a denoiser's answers in an earlier iteration, call by call, without the numbers. All
     ranks of the group make the same choices, since they run the same code.
     """
 
@@ -38,11 +38,11 @@ class GuidanceHalves(TorchFunctionMode):
 
     @property
     def is_open(self) -> bool:
-        """Whether a call has an answer that was not filled: the stock call cannot go on."""
+        """True if a call has an answer that was not filled: the stock call cannot go on."""
         return self._first is not None
 
     def answer(self, call: ComponentCall) -> Any:
-        """An answer, or tensors that are filled before anything reads them."""
+        """Return an answer, or tensors that are filled before anything reads them."""
         if call.role is not Role.DENOISER:
             self.answer_first()
             return call.run()
@@ -57,7 +57,7 @@ class GuidanceHalves(TorchFunctionMode):
         return call.run()
 
     def _answer_later(self, call: ComponentCall) -> Any:
-        """Tensors that are filled later, if there is to be another call."""
+        """Return tensors that are filled later, if another call is expected."""
         expected, first = self._expected(call.component), asked(call)
         if len(expected) != 2 or not first.rows:
             return call.run()
@@ -98,7 +98,7 @@ class GuidanceHalves(TorchFunctionMode):
 
 
 def tensors_of(answer: Any) -> list[Tensor]:
-    """The tensors of an answer, in order; those of an object as those of the tuple that it stands for."""
+    """Return the tensors of an answer, in order; those of an object as those of the tuple that it stands for."""
     if hasattr(answer, "to_tuple"):
         answer = answer.to_tuple()
     return [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]

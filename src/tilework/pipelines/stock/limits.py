@@ -1,4 +1,4 @@
-"""Which sizes and numbers of frames a stock pipeline makes, and which are its defaults.
+"""Sizes and numbers of frames that a stock pipeline makes, and its defaults.
 
 They are tried (`probe`), as far as a call shows before it computes anything; else they are read from configurations.
 """
@@ -23,7 +23,7 @@ from tilework.pipelines.stock.probe import Probe
 from tilework.pipelines.stock.stock_arguments import StockArguments
 
 _SIDE = 1024
-_CLIP = 49  # Frames of a clip where a given one decides it, or where it cannot be told.
+_CLIP = 49  # Frames of a clip if a given clip decides it, or if it is not known.
 _SQUARED = 8  # The factor of Kandinsky.
 _STEPS = "num_inference_steps"
 _EDITED = "video"
@@ -31,7 +31,7 @@ _FEW = 17  # Frames of a clip to try.
 _MOST = 4  # Times the default number of frames.
 _SPATIAL = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_spatial_scale_factor")
 _TEMPORAL = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
-_NEEDED_NUMBERS = ("control_mode",)  # Which of its kinds of pictures a control network is given.
+_NEEDED_NUMBERS = ("control_mode",)  # Kind of control image for a control network.
 _POSITIONS = "temporal_max_seq_length"  # Of a motion module, whose positions are learnt.
 
 
@@ -39,7 +39,7 @@ _POSITIONS = "temporal_max_seq_length"  # Of a motion module, whose positions ar
 class Limits:
     """The limits and defaults of a pipeline, whose components are watched (`component_calls`).
 
-    Sides are in pixels. A clip has `frames` by default, one for a picture. See `ModelInfo` for the others.
+    Sides are in pixels. A clip has `frames` by default, an image has one. See `ModelInfo` for the others.
 
     Raises:
         UnsupportedModel: the call needs what no request can give, or does not say how many frames it makes.
@@ -70,7 +70,7 @@ class Limits:
         self._try_frames()
 
     def step_ranges(self) -> tuple[StepRange, ...]:
-        """The numbers of steps that the call takes, as far as it says so before it computes: all, or its default."""
+        """Return the numbers of steps that the call takes, as far as it says so at once: all, or its default."""
         default = self.arguments.default(_STEPS)
         if default is None or self._probe({_STEPS: default}).refusal is not None:
             return ((1, None),)
@@ -78,9 +78,9 @@ class Limits:
         return ((1, None),) if takes_others else ((default, default),)
 
     def pictures(self) -> tuple[PictureInput, ...]:
-        """The arguments that are pictures; those are required without which the call goes nowhere."""
+        """Return the arguments that are images; those that the call cannot do without are required."""
         given = self.arguments.pictures(self.max_frames)
-        # Several control networks get a picture each.
+        # Several control networks get an image each.
         networks = len(getattr(getattr(self.pipeline, "controlnet", None), "nets", ()))
         control = "control_image" if "control_image" in self.arguments else "image"
         return tuple(
@@ -93,7 +93,7 @@ class Limits:
         )
 
     def _plain(self) -> Probe:
-        """A request with no more than it needs, which is found by adding to it."""
+        """Probe a request with no more than it needs, which is found by adding to it."""
         refused = self._probe({})
         optional = [one.name for one in self.arguments.pictures() if one.name not in self._pictures]
         numbers = [name for name in _NEEDED_NUMBERS if name in self.arguments]
@@ -110,7 +110,7 @@ class Limits:
         return refused
 
     def _read_defaults(self, plain: Probe) -> None:
-        """What the call takes the size and the number of frames for, if they are left out."""
+        """Read the size and the number of frames that the call uses if they are left out."""
         for side in ("height", "width"):
             read = plain.values.get(side)
             stated = self.arguments.default(side, getattr(self.pipeline, f"default_{side}", None))
@@ -131,7 +131,7 @@ class Limits:
         self.frames = read
 
     def _try_sides(self) -> None:
-        """The least multiple that the call takes an odd number of; where it takes none but its default, that."""
+        """Find the least multiple of which the call takes an odd number; if it takes none but its default, use that."""
         for multiple in [self.side_multiple << doubled for doubled in range(5)]:
             sides = {name: self._odd(getattr(self, name), multiple) for name in ("height", "width")}
             if self._keeps(sides):
@@ -160,7 +160,7 @@ class Limits:
         return ""
 
     def _try_frames(self) -> None:
-        """As many as the default, some times, if the call takes them; else the default."""
+        """Allow a few times the default number of frames if the call takes them; else the default."""
         if self.frames == 1:
             self.frame_multiple = self.max_frames = 1
             return
@@ -184,14 +184,14 @@ class Limits:
                 self.frame_multiple = self.frames - 1
 
     def _has_fixed_frames(self) -> bool:
-        """Whether no other number of frames than the default fits into the model: its positions, or its tiles."""
+        """Return whether only the default number of frames fits into the model: its positions, or its tiles."""
         learnt = [config_of(part).get("video_length") for part in denoisers_of(self.pipeline).values()]
         tile = getattr(getattr(self.pipeline, "vae", None), "kernel", None)
         return any(isinstance(one, int) for one in learnt) or isinstance(tile, tuple)
 
     def _keeps(self, given: Mapping[str, int]) -> bool:
         probe = self._probe(given)
-        # A pipeline that draws at another size and scales to the one asked for keeps that under another name.
+        # A pipeline that draws at another size and scales to the requested one keeps that under another name.
         values = {name: probe.values.get(f"orig_{name}", probe.values.get(name)) for name in given}
         return probe.refusal is None and all(values[name] in (value, None) for name, value in given.items())
 
@@ -211,7 +211,7 @@ class Limits:
 
 
 def _configured_side(pipeline: Any) -> int:
-    """The default side: the pipeline's, in latents, or that of its denoiser's configuration."""
+    """Return the default side: the pipeline's, in latents, or that of its denoiser's configuration."""
     sizes = [getattr(pipeline, "default_sample_size", None)]
     sizes += [config_of(part).get("sample_size") for part in denoisers_of(pipeline).values()]
     size = next((size for size in sizes if isinstance(size, int) and size > 1), None)
@@ -224,15 +224,15 @@ def _configured_frames(pipeline: Any) -> int | None:
 
 
 def _configured_frame_multiple(pipeline: Any) -> int:
-    """Frames per latent. CogVideoX's decoder makes them so of an odd number of latents alone."""
+    """Return the frames per latent. CogVideoX's decoder only makes them from an odd number of latents."""
     multiple, vae = _first(pipeline, _TEMPORAL, 1), getattr(pipeline, "vae", None)
     return multiple * vae.num_latent_frames_batch_size if isinstance(vae, AutoencoderKLCogVideoX) else multiple
 
 
 def _configured_multiple(pipeline: Any) -> int:
-    """Pixels per token: those of a latent, times the latents that become one token.
+    """Return the pixels per token: those of a latent, times the latents that become one token.
 
-    Adapters cut pictures into blocks, and Kandinsky rounds up to the square of its factor.
+    Adapters cut images into blocks, and Kandinsky rounds up to the square of its factor.
     """
     latent = _first(pipeline, _SPATIAL, 8)
     patches = [_patch(config_of(part)) for part in denoisers_of(pipeline).values()]

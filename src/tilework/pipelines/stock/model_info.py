@@ -1,4 +1,4 @@
-"""What clients may ask of a stock pipeline, read from its call, its components and its configuration."""
+"""Description of what clients may ask of a stock pipeline, read from its call, components and configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, SOUND
 _STEPS = 50
 STRENGTH = "strength"
 _ABOVE_ALL = 100.0  # A guidance scale.
-_AT_THE_SIZE_OF_THE_PICTURE = ("ZImageImg2ImgPipeline", "ZImageInpaintPipeline")  # They fail at another one.
+_AT_THE_SIZE_OF_THE_PICTURE = ("ZImageImg2ImgPipeline", "ZImageInpaintPipeline")  # They fail at other sizes.
 
 
 def describe(
@@ -46,11 +46,10 @@ def describe(
     max_degree: int,
     batchable: bool,
 ) -> ModelInfo:
-    """The limits and defaults of a model, whose components are watched (`component_calls`).
+    """Return the limits and defaults of a model, whose components are watched (`component_calls`).
 
-    `max_degree` is how many devices can share a denoiser's sequence.
-
-    `batchable`: whether requests of one shape can share its passes.
+    `max_degree` is the number of devices that can share a denoiser's sequence. `batchable` is True if requests of one
+    shape can share its passes.
 
     Raises:
         InvalidDefaults: see `defaults.resolve`.
@@ -119,13 +118,13 @@ def check_pipeline(pipeline: Any, arguments: StockArguments) -> None:
 
 
 def num_heads(denoiser: Any) -> int:
-    """The attention heads of a denoiser: a group that shares its sequence has at most as many devices."""
+    """Return the attention heads of a denoiser: a group that shares its sequence has at most as many devices."""
     names = ("num_attention_heads", "n_heads")
     return next((value for name in names if isinstance(value := config_of(denoiser).get(name), int)), 1)
 
 
 def _offered(pipeline: Any, arguments: StockArguments, needed: Collection[str]) -> Iterator[Argument]:
-    """What the call takes of `arguments.ARGUMENTS`; a strength only if it is known how many steps that leaves."""
+    """Yield those of `arguments.ARGUMENTS` that the call takes; a strength only if its number of steps is known."""
     own = {"clip_skip": clip_layers, "control_mode": control_modes}
     limits = {name: own[name](pipeline) if name in own else None for name in arguments.names}
     for one in offered(pipeline, limits, lambda _name, _values: None):
@@ -138,7 +137,7 @@ def _offered(pipeline: Any, arguments: StockArguments, needed: Collection[str]) 
 
 
 def strength_rule(pipeline: Any) -> StrengthRule | None:
-    """How a pipeline rounds the steps that a strength leaves, found by trying; None if it is neither way."""
+    """Return how a pipeline rounds the steps that a strength leaves, found by trying; None if no rule fits."""
     sampler = copy.deepcopy(pipeline.scheduler)
     tried = copy.copy(pipeline)
     vars(tried)["scheduler"] = sampler
@@ -148,14 +147,14 @@ def strength_rule(pipeline: Any) -> StrengthRule | None:
         try:
             sampler.set_timesteps(steps, **_schedule_options(sampler))
             found.append(left(tried, steps, strength))
-        except Exception:  # Pipelines raise what comes.
+        except Exception:  # Pipelines may raise any error.
             return None
     rules = [rule for rule in StrengthRule if found == [rule.steps(*case) for case in cases]]
     return rules[0] if rules else None
 
 
 def _steps_left(pipeline: Any, steps: int, strength: float) -> int:
-    """How many steps a classic pipeline makes of `steps`. It raises what comes."""
+    """Return how many steps a classic pipeline makes of `steps`. May raise any error."""
     given = {
         "num_inference_steps": steps,
         STRENGTH: strength,
@@ -169,7 +168,7 @@ def _steps_left(pipeline: Any, steps: int, strength: float) -> int:
 
 
 def _schedule_options(sampler: Any) -> dict[str, float | None]:
-    """What `set_timesteps` needs to make any number of steps."""
+    """Return what `set_timesteps` needs to make any number of steps."""
     options: dict[str, float | None] = {"mu": 1.0} if sampler.config.get("use_dynamic_shifting") else {}
     between = "intermediate_timesteps"  # Of SCM, whose default is for two steps.
     return options | ({between: None} if between in inspect.signature(sampler.set_timesteps).parameters else {})
@@ -227,7 +226,7 @@ def _guider(pipeline: Any) -> Any:
 
 
 def _has_second_pass(pipeline: Any, arguments: StockArguments, scale: float) -> bool:
-    """Whether a guidance scale adds a pass, for the negative prompt or an empty one: what the pipeline says of it."""
+    """Return whether a guidance scale adds a pass, for the negative prompt or an empty one, as the pipeline says."""
     if TRUE_SCALE in arguments:
         return False
     if isinstance(guider := _guider(pipeline), BaseGuidance):

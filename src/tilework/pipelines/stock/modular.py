@@ -1,4 +1,4 @@
-"""What a modular pipeline does in its blocks that a classic one does in methods of its own."""
+"""Operations that a modular pipeline does in its blocks, and a classic one in its methods."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from diffusers.modular_pipelines import ModularPipeline, PipelineState
 
 GUIDER = "guider"
-"""The component that has the guidance scale."""
-_FRAMES = 49  # Of a clip, where neither blocks nor pipeline say it.
+"""Name of the component that has the guidance scale."""
+_FRAMES = 49  # Of a clip, if neither blocks nor pipeline say it.
 _LATENTS = torch.zeros(1, 16, 4)
 _TRIED = {"height": 64, "width": 64, "num_frames": 1, "batch_size": 1, "num_images_per_prompt": 1}
 
@@ -23,7 +23,7 @@ def hide_progress(pipeline: Any) -> None:
 
 
 def steps_left(pipeline: Any, steps: int, strength: float) -> int:
-    """How many steps a pipeline with a sampler of its own makes of `steps`, found by running its blocks that decide it.
+    """Return how many steps a pipeline with its own sampler makes of `steps`, found by running the deciding blocks.
 
     Raises:
         Exception: what a block raises, or ValueError if there is none, or they disagree.
@@ -41,9 +41,9 @@ def steps_left(pipeline: Any, steps: int, strength: float) -> int:
 
 
 def takes_odd_sides(pipeline: Any, multiple: int) -> bool:
-    """Whether sides of an odd number of multiples are kept, found by running the blocks that make the first latents.
+    """Return whether sides of an odd number of multiples are kept, found by running the blocks for the first latents.
 
-    Some blocks round such sides without a word. True if no block can be run, as of a classic pipeline.
+    Some blocks round such sides silently. Returns True if no block can be run, as of a classic pipeline.
     """
     for block, inputs in _leaves(pipeline):
         makes_latents = any(one.name == "latents" for one in block.intermediate_outputs)
@@ -51,7 +51,7 @@ def takes_odd_sides(pipeline: Any, multiple: int) -> bool:
             continue
         try:
             even = _num_latents(block, pipeline, 4 * multiple)
-        except Exception:  # It needs what other blocks make.
+        except Exception:  # It needs the results of other blocks.
             continue
         try:
             odd = _num_latents(block, pipeline, 5 * multiple)
@@ -68,7 +68,7 @@ def _num_latents(block: Any, pipeline: Any, side: int) -> int:
 
 
 def _run(block: Any, pipeline: Any, tried: Mapping[str, Any]) -> PipelineState:
-    """What a block makes of these inputs; the others are usual ones, or have their defaults. It raises what comes."""
+    """Run a block on these inputs; the others are usual ones, or have their defaults. May raise any error."""
     state = PipelineState()
     for one in block.inputs:
         state.set(one.name, {**_TRIED, **tried}.get(one.name, one.default))
@@ -77,11 +77,10 @@ def _run(block: Any, pipeline: Any, tried: Mapping[str, Any]) -> PipelineState:
 
 
 def input_defaults(pipeline: Any) -> dict[str, Any]:
-    """The defaults of all inputs by name; None where there is none.
+    """Return the defaults of all inputs by name; None where there is none.
 
-    Of blocks that differ, the first one that has a default counts. Sizes and frames that all of them leave open are
-    those of the pipeline, which has them as `default_height` and so on. LTX-2's call has no number of frames at all
-    that could be left out.
+    If blocks differ, the first one with a default counts. Sizes and frames that all of them leave open are those of the
+    pipeline, which has them as `default_height` and so on. LTX-2's call requires a number of frames.
     """
     found: dict[str, Any] = {one.name: one.default for one in pipeline.blocks.inputs if one.name is not None}
     for one in (one for block in _blocks(pipeline) for one in block.inputs):
@@ -93,14 +92,14 @@ def input_defaults(pipeline: Any) -> dict[str, Any]:
 
 
 def _leaves(pipeline: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The blocks that are made of no others, with their inputs by name."""
+    """Yield the blocks that have no sub-blocks, with their inputs by name."""
     for block in _blocks(pipeline):
         if not getattr(block, "sub_blocks", {}):
             yield block, {one.name: one for one in block.inputs}
 
 
 def _blocks(pipeline: Any) -> Iterator[Any]:
-    """All blocks in the order in which they run, each before those that it is made of; none of a classic pipeline."""
+    """Yield all blocks in the order in which they run, each before its sub-blocks; none for a classic pipeline."""
     if isinstance(pipeline, ModularPipeline):
         yield from _with_parts(pipeline._blocks)  # `blocks` is a copy.
 
@@ -112,5 +111,5 @@ def _with_parts(block: Any) -> Iterator[Any]:
 
 
 def names_blocks(pipeline: Any) -> bool:
-    """Whether its guider names blocks to the denoiser that differ in some passes, which no group can share."""
+    """Return whether its guider names blocks to the denoiser that differ in some passes, which no group can share."""
     return bool(getattr(getattr(pipeline, GUIDER, None), "spatio_temporal_guidance_blocks", None))

@@ -1,4 +1,4 @@
-"""The picture of a request by the plain call of its stock pipeline: none of Tilework's code computes anything."""
+"""The image of a request by the plain call of its stock pipeline: none of Tilework's code computes anything."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stock_picture(source: ModelSource, spec: Spec) -> Image:
 
 
 def _defaults(source: ModelSource, taken: StockArguments) -> dict[str, Any]:
-    """What the model's own file of defaults says of the call, beside what every request says."""
+    """Return arguments of the call from the model's own file of defaults, beside those that every request gives."""
     directory = model_directory(source.path)
     overrides = {} if directory is None else read_overrides(directory)
     return {_LENGTH: overrides[_LENGTH]} if _LENGTH in overrides and _LENGTH in taken else {}

@@ -1,6 +1,6 @@
-"""What a stock call makes of its arguments, found by trying: the call itself, as far as its first component.
+"""Effect of arguments on a stock call, found by trying: the call runs as far as its first component.
 
-That is before anything is computed, and after most calls have checked their arguments and filled in those left out.
+That is before anything is computed, and after most calls have checked their arguments and filled in missing ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Probe:
 
     Attributes:
         given: the arguments.
-        refusal: what the call raised; None if it went on.
-        values: the local variables of the call where it asks its first component; empty if it did not come so far.
+        refusal: the error that the call raised; None if it went on.
+        values: the local variables of the call where it asks its first component; empty if it did not come that far.
     """
 
     def __init__(self, pipeline: Any, arguments: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ class Probe:
         call = StockCall(pipeline, arguments)
         try:
             call.resume(None)
-        except Exception as error:  # Pipelines raise what comes.
+        except Exception as error:  # Pipelines may raise any error.
             self.refusal = error
             return
         code = getattr(inspect.unwrap(type(pipeline).__call__), "__code__", None)

@@ -1,7 +1,7 @@
 """Calls of one model by several requests that become one forward pass: of a denoiser, whatever loops they are in, and
 of a decoder.
 
-Rejected: finding out by the shapes alone which tensors have rows. The residuals of a control network are lists of
+Rejected: deciding by the shapes alone which tensors have rows. The residuals of a control network are lists of
 tensors with rows inside, and a table of positions may have as many entries as there are rows.
 """
 
@@ -68,13 +68,13 @@ ROWS: Mapping[str, frozenset[str]] = {
     "WanTransformer3DModel": _WAN,
     "ZImageTransformer2DModel": frozenset({"x", "t", "cap_feats"}),
 }
-"""By class of the denoiser, the arguments with one or more rows for each request: tensors along their first dimension,
+"""Arguments with one or more rows for each request, by class of the denoiser: tensors along their first dimension,
 lists, and dicts of tensors. Calls that share a pass have all other arguments equal. A class without a row shares none.
 """
 _TEXTS: Mapping[str, tuple[str, str]] = {
     "QwenImageTransformer2DModel": ("encoder_hidden_states", "encoder_hidden_states_mask"),
 }
-"""Texts whose lengths differ, (rows, tokens, width), and their mask; of models that do not fill up all texts."""
+"""Texts whose lengths differ, (rows, tokens, width), and their mask; for models that do not pad all texts."""
 _DECODE, _DECODED, _UNUSED = "decode", frozenset({"z"}), "generator"
 _DECODES_ONE = frozenset({"AutoencoderKLAllegro", "AutoencoderKLHunyuanVideo15"})
 """Decoders that take one row only: their attention mask and their cuts are made for that."""
@@ -83,10 +83,10 @@ _CACHING = frozenset({"Flux2KleinKVPipeline"})
 
 
 def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
-    """Whether requests can share all passes of the denoisers, as far as their calls allow.
+    """Return whether requests can share all passes of the denoisers, as far as their calls allow.
 
-    Perturbed attention cuts its rows in two or three itself, of whatever requests they are; an adapter adds lists of
-    tensors with rows inside; and a cache is of one request.
+    Perturbed attention cuts its rows in two or three itself, whatever requests they belong to; an adapter adds lists of
+    tensors with rows inside; and a cache belongs to one request.
     """
     if getattr(pipeline, "adapter", None) is not None or fills_caches(pipeline):
         return False
@@ -94,24 +94,24 @@ def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
 
 
 def fills_caches(pipeline: Any) -> bool:
-    """Whether a pipeline gives its denoiser a cache of its own."""
+    """Return whether a pipeline gives its denoiser a cache of its own."""
     return type(pipeline).__name__ in _CACHING
 
 
 def perturbs_attention(pipeline: Any) -> bool:
-    """Whether some of its attentions are perturbed (PAG): by a mask of the whole sequence, which no group can share."""
+    """Return whether some attentions are perturbed (PAG), by a mask of the whole sequence, which no group can share."""
     return hasattr(pipeline, "set_pag_applied_layers")
 
 
 def can_share_decoder(pipeline: Any) -> bool:
-    """Whether requests of one shape can share the passes of a decoder."""
+    """Return whether requests of one shape can share the passes of a decoder."""
     return any(hasattr(one, _DECODE) and _decodes_rows(one) for one in pipeline.components.values())
 
 
 def iterate_together(walks: Sequence[Walk], onlookers: Sequence[Onlooker | None]) -> None:
     """Make one iteration of each walk, with its onlooker. Calls of a denoiser that fit become one, row by row.
 
-    Each iteration runs up to its next call of a denoiser. When all have come so far, the calls are made; a walk with
+    Each iteration runs up to its next call of a denoiser. When all have reached one, the calls are made; a walk with
     two passes for guidance meets the others twice. If an error is raised, the walks that are not torn can go on.
     """
     runs = [partial(walk.iterate, onlooker=one) for walk, one in zip(walks, onlookers, strict=True)]
@@ -119,7 +119,7 @@ def iterate_together(walks: Sequence[Walk], onlookers: Sequence[Onlooker | None]
 
 
 def finish_together(walks: Sequence[Walk], answer: Callable[[Walk, ComponentCall], Any]) -> list[Any]:
-    """Run walks to their ends; what their stock calls return. Calls of a decoder that fit each other become one.
+    """Run walks to their ends; return the results of their stock calls. Calls of a decoder that fit become one.
 
     `answer` answers all other calls.
     """
@@ -135,7 +135,7 @@ def _together(
     answer: Callable[[int, ComponentCall], Any],
     is_shared: Callable[[ComponentCall], bool],
 ) -> list[Any]:
-    """The results of these, each of which runs up to its next shared call. `answer` answers the others."""
+    """Run these up to their next shared calls, again and again; return their results. `answer` answers other calls."""
     hub, results = getcurrent(), list[Any]([None] * len(runs))
     waiting: list[tuple[greenlet, Asked]] = []
 
@@ -172,7 +172,7 @@ class Asked:
 
     @property
     def kind(self) -> Hashable:
-        """Calls of different kinds do not share a pass."""
+        """Key of the call; calls of different kinds do not share a pass."""
         if not self.rows:
             return id(self)
         text, mask = _text_of(self.call)
@@ -180,7 +180,7 @@ class Asked:
         return self.call.component, self.call.method, tuple(rows), tuple(self.equal)
 
     def is_like(self, other: Asked) -> bool:
-        """Whether they could share a pass, and have as many rows and tokens, but for texts that are filled up."""
+        """Return whether they could share a pass, with equal rows and tokens, except for texts that are padded."""
         if not self.rows or self.num_rows != other.num_rows or not self.fits(other):
             return False
         filled_up = _text_of(self.call)
@@ -188,14 +188,14 @@ class Asked:
         return all(_shapes(self.rows[name]) == _shapes(other.rows[name]) for name in names)
 
     def fits(self, other: Asked) -> bool:
-        """Whether they can share a pass."""
+        """Return whether they can share a pass."""
         return self.kind == other.kind and all(
             _is_equal(value, other.equal[name]) for name, value in self.equal.items()
         )
 
 
 def asked(call: ComponentCall) -> Asked:
-    """A call with its arguments told apart."""
+    """Return a call with its arguments sorted into rows and others."""
     kind: Any = type(call.owner)
     names = _DECODED if call.method == _DECODE else ROWS.get(kind.__name__, frozenset())
     if call.keeps_state or call.is_cached:
@@ -217,9 +217,9 @@ def _signature(kind: type, method: str) -> inspect.Signature:
 
 
 def _decodes_rows(decoder: Any) -> bool:
-    """Whether a decoder is told of nothing but latents, one row for each output.
+    """Return whether a decoder gets nothing but latents, one row for each output.
 
-    Others are told of times, masks or numbers of frames, and some draw noise. None of these uses its generator.
+    Others get times, masks or numbers of frames, and some draw noise. None of these uses its generator.
     """
     kind: Any = type(decoder)
     if kind.__name__ in _DECODES_ONE:
@@ -228,7 +228,7 @@ def _decodes_rows(decoder: Any) -> bool:
 
 
 def _groups(waiting: Iterable[tuple[greenlet, Asked]]) -> Iterator[list[tuple[greenlet, Asked]]]:
-    """Calls that share a pass, each in one group."""
+    """Yield groups of calls that share a pass, each call in one group."""
     groups: list[list[tuple[greenlet, Asked]]] = []
     for one in waiting:
         group = next((group for group in groups if group[0][1].fits(one[1])), None)
@@ -256,7 +256,7 @@ def _text_of(call: ComponentCall) -> tuple[str, str]:
 
 
 def _filled_up(alike: Sequence[Asked]) -> list[Mapping[str, Any]]:
-    """The rows of each, with texts of one length, and masks where that is longer than a text."""
+    """Return the rows of each call, with texts padded to one length, and masks where that is longer than a text."""
     text, mask = _text_of(alike[0].call)
     if not text:
         return [one.rows for one in alike]
@@ -298,7 +298,7 @@ def _is_equal(value: Any, other: Any) -> bool:
 
 
 def _joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """The rows of all, one behind another; a time without dimensions is that of all rows of its request."""
+    """Concatenate the rows of all; a time without dimensions is that of all rows of its request."""
     first = values[0]
     if first is None:
         return None
@@ -312,7 +312,7 @@ def _joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _part(answer: Any, rows: slice) -> Any:
-    """These rows of an answer, in an answer of the same form."""
+    """Return these rows of an answer, in an answer of the same form."""
     if answer is None or isinstance(answer, Tensor | list):
         return answer if answer is None else answer[rows]
     if isinstance(answer, tuple):

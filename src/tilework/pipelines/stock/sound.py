@@ -14,7 +14,7 @@ _RATE = "output_sampling_rate"
 
 
 def sound_rate(pipeline: Any) -> int:
-    """Samples a second of the sound, as the vocoder says; 0 if the pipeline makes none.
+    """Return the samples per second of the sound, as the vocoder says; 0 if the pipeline makes none.
 
     diffusers' examples for these classes read it there, too.
     """
@@ -23,7 +23,7 @@ def sound_rate(pipeline: Any) -> int:
 
 
 def sound_of(result: Any, rate: int) -> Sound:
-    """The sound in what the stock call returns. Raises NotFinite."""
+    """Return the sound in the result of the stock call. Raises NotFinite."""
     audio = result.get("audio") if isinstance(result, PipelineState) else result.audio
     require_finite(audio[0], "sound")
     return Sound(audio[0].float().cpu(), rate)

@@ -1,4 +1,4 @@
-"""What a stock call takes: the names and defaults of its arguments, and those of a request's spec."""
+"""Arguments of a stock call: their names and defaults, and their values for a request's spec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUIDANCE = "guidance_scale"
 FRAMES = ("num_frames", "frames", "video_length")
 """Names for the number of frames of a clip; a call has one of them at most."""
 FRAME_RATES = ("frame_rate", "fps")
-"""Names for how many of them there are in a second, in calls whose models are told."""
+"""Names for the frames per second, in calls that pass them to the model."""
 _PICTURES = (
     PictureInput(name="image"),
     PictureInput(name="mask_image", is_mask=True),
@@ -33,12 +33,12 @@ _PICTURES = (
     PictureInput(name="control_video", is_clip=True),
     PictureInput(name="conditioning_frames", is_clip=True),
 )
-"""Arguments that are pictures, and how many of them are taken at most where a list is."""
+"""Arguments that are images, and the largest number of them where a list is taken."""
 _SEVERAL = {
     **dict.fromkeys(("Flux2Pipeline", "Flux2KleinPipeline", "QwenImageEditPlusPipeline", "OmniGenPipeline"), "image"),
     "Flux2KleinInpaintPipeline": "image_reference",
 }
-"""The argument of a class that may be a list of pictures. In other classes a list is one for each picture to make."""
+"""Arguments that may be a list of images, by class. In other classes a list has one for each image to make."""
 
 
 class StockArguments:
@@ -54,34 +54,34 @@ class StockArguments:
         return name in self.defaults
 
     def default(self, name: str, otherwise: Any = None) -> Any:
-        """The default of an argument; `otherwise` if it has none, or None."""
+        """Return the default of an argument; `otherwise` if it has none, or None."""
         value = self.defaults.get(name)
         return otherwise if value is None or value is REQUIRED else value
 
     @property
     def takes_scale(self) -> bool:
-        """Whether the guidance scale is a number that the call has a default for."""
+        """True if the guidance scale is a number that the call has a default for."""
         return isinstance(self.default(GUIDANCE), int | float)
 
     @property
     def names(self) -> list[str]:
-        """The arguments of `pipelines.arguments.ARGUMENTS` that it has."""
+        """Arguments of `pipelines.arguments.ARGUMENTS` that it has."""
         return [name for name in ARGUMENTS if name in self.defaults]
 
     @property
     def frames(self) -> str | None:
-        """Which of FRAMES it has."""
+        """Name in FRAMES that it has, if any."""
         return next((name for name in FRAMES if name in self.defaults), None)
 
     @property
     def frame_rate(self) -> str | None:
-        """Which of FRAME_RATES it has."""
+        """Name in FRAME_RATES that it has, if any."""
         return next((name for name in FRAME_RATES if name in self.defaults), None)
 
     def pictures(self, most_frames: int = 1) -> tuple[PictureInput, ...]:
-        """The arguments that are pictures; a clip has `most_frames` at most.
+        """Return the arguments that are images; a clip has `most_frames` at most.
 
-        Those are required that have no default, or that the class must have by its name.
+        Arguments without a default are required, and those that the class needs according to its name.
         """
         return tuple(
             replace(one, required=self._needs(one), most=self._most(one, most_frames))
@@ -95,7 +95,7 @@ class StockArguments:
         return 4 if one.name == _SEVERAL.get(self._class_name) else one.most
 
     def _needs(self, one: PictureInput) -> bool:
-        """Stock calls give pictures the default None even where there is no way without: their names tell."""
+        """Return whether an image is required. The class name tells: even required ones have the default None."""
         if self.defaults[one.name] is REQUIRED:
             return True
         if self.is_modular or one.name in ("image_reference", "reference_images"):
@@ -104,11 +104,11 @@ class StockArguments:
         return any(kind in self._class_name for kind in kinds)
 
     def of_area(self, pixels: int) -> dict[str, int]:
-        """What keeps the size that is given: Kontext would change it to one of about its own area."""
+        """Return the argument that keeps the given size: Kontext would change it to one of about its own area."""
         return {"max_area": pixels} if "max_area" in self.defaults else {}
 
     def of(self, spec: Spec, generator: torch.Generator) -> dict[str, Any]:
-        """The arguments of the stock call for a request."""
+        """Return the arguments of the stock call for a request."""
         given: dict[str, Any] = {
             "prompt": spec.prompt,
             "negative_prompt": spec.negative_prompt,
@@ -132,7 +132,7 @@ class StockArguments:
 
 
 def _whole(rate: float) -> int | float:
-    """As an integer if it is one: so some calls want it."""
+    """Return an integral rate as an integer: some calls require that."""
     return int(rate) if rate.is_integer() else rate
 
 
@@ -142,7 +142,7 @@ def _classic(pipeline: Any) -> Mapping[str, Any]:
 
 
 def _tensors(pipeline: Any) -> frozenset[str]:
-    """The arguments that are a tensor and no list, as their annotations say."""
+    """Return the arguments that are a tensor and no list, according to their annotations."""
     parameters = inspect.signature(type(pipeline).__call__).parameters
     annotations = {name: str(one.annotation) for name, one in parameters.items()}
     return frozenset(name for name, text in annotations.items() if "Tensor" in text and "list" not in text)

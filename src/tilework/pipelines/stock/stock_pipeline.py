@@ -1,7 +1,7 @@
 """The family of any pipeline of diffusers, classic or modular: its own stock call, in stages and steps.
 
-What a request computes is what the class that the model names computes, by construction: there is no other code. The
-stages are cut where that code calls the denoiser first, and where it calls something else after its loop.
+A request computes exactly what the model's class computes, by construction: there is no other code. The stages are cut
+where that code first calls the denoiser, and where it calls something else after its loop.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StockState:
 
     @property
     def ends_step(self) -> bool:
-        """Whether a step is done when the present iteration is counted."""
+        """True if a step is done when the present iteration is counted."""
         return not self.walk.is_in_loop or (self.walk.num_iterations + 1) % self.order == 0
 
     @property
@@ -98,7 +98,7 @@ class StockState:
         return use
 
     def use_cache(self, degree: int) -> None:
-        """Let the next calls of its denoisers have its cache. In a group they are computed whole."""
+        """Give the next calls of its denoisers its cache. In a group they are computed whole."""
         if self.cache is not None and degree > 1:
             self.cache.forget(COMPUTED_WHOLE)
         self.walk.call.slot.cache = self.cache if degree == 1 else None
@@ -118,7 +118,7 @@ class StockPipeline:
         self._loras = LoadedLoras(pipeline)
         self._denoisers = denoisers_of(pipeline)
         check_pipeline(pipeline, self._arguments)
-        # All of them, or none: a group that can share one of two would have to part in the middle of a request.
+        # All of them, or none: a group that can share one of two would have to split in the middle of a request.
         shared = [share(denoiser, self._parallel) for denoiser in self._denoisers.values()]
         can_split = all(shared) and not perturbs_attention(pipeline) and not names_blocks(pipeline)
         max_degree = min(map(num_heads, self._denoisers.values())) if can_split else 1
@@ -153,7 +153,7 @@ class StockPipeline:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the forward pass that runs now may leave out a part of its work."""
+        """True if the forward pass that runs now may leave out a part of its work."""
         return self._step_caches.is_running
 
     @property
@@ -177,9 +177,10 @@ class StockPipeline:
         return [self._decode(spec, one, sliced) for spec, one in zip(specs, values, strict=True)]
 
     def _decode(self, spec: Spec, values: Values, sliced: bool) -> Values:
-        """The outputs of a request. Frames of a clip become pixels as they are decoded, if the stock call lets them.
+        """Return the outputs of a request. Frames become pixels as they are decoded, if the stock call allows it.
 
-        It does not if it changes them before it makes pictures of them. Then it is replayed, and gets them all.
+        It does not allow it if it changes them before it makes images of them. Then it is replayed, and gets all
+        frames.
         """
         walk, clips = self._decoding(spec, values), list[Undecoded]()
         try:
@@ -191,7 +192,7 @@ class StockPipeline:
         return self._decoded(walk.finish(partial(self._answer, walk, sliced=sliced)))
 
     def _decoded(self, result: Any) -> Values:
-        """The outputs of the decode, of what the stock call returns."""
+        """Return the outputs of the decode, given the result of the stock call."""
         sound = sound_values(sound_of(result, self._sound_rate)) if self._sound_rate else {}
         return {self._written(2): pictures_of(result), **sound}
 
@@ -227,7 +228,7 @@ class StockPipeline:
                 )
 
     def _glance(self, state: StockState, watch: Watch | None) -> Glance | None:
-        """Looks at the next iteration, if the request wants previews and its step ends with it."""
+        """Return a glance at the next iteration, if the request wants previews; it shows one if a step ends there."""
         if watch is None or not state.spec.preview_every:
             return None
 
@@ -239,7 +240,7 @@ class StockPipeline:
 
     @torch.no_grad()
     def _preview(self, state: StockState, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> Image:
-        """What the stock call makes of these answers. See `glance`."""
+        """Return the image that the stock call makes of these answers. See `glance`."""
         spec = state.spec
         small, walk = preview_shape(spec.shape), self._begin(spec)
         walk.encode_again(state.walk.encoded)
@@ -259,7 +260,7 @@ class StockPipeline:
             raise
 
     def finish(self, state: StockState) -> Values:
-        # What the loop was given as texts has no more effect; a given picture may be put into the last latents.
+        # Texts that the loop was given have no more effect; a given image may be put into the last latents.
         mark = {**self.export(state), ENCODED: state.walk.encoded_hollow(self._text_encoders)}
         return {self._written(1): mark, LIVE: state.walk}
 
@@ -273,7 +274,7 @@ class StockPipeline:
         if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations > mark.num_iterations:
             walk = self._begin(spec)
             walk.encode_again(values[self._written(0)][ENCODED])
-        with self._parallel.suspended():  # Others may go on where they are.
+        with self._parallel.suspended():  # Other members may go on where they are.
             walk.replay(mark, ComponentCall.run)
         return self._state(stage, spec, walk)
 
@@ -283,7 +284,7 @@ class StockPipeline:
             return call.run()
 
     def _decoding(self, spec: Spec, values: Values) -> Walk:
-        """A walk of a request that has left its loop."""
+        """Return a walk of a request that has left its loop."""
         latents, walk = dict(values[self._written(1)]), values.get(LIVE)
         encoded = latents.pop(ENCODED)
         mark = Mark(**latents)
@@ -296,7 +297,7 @@ class StockPipeline:
     def _answer(
         self, walk: Walk, call: ComponentCall, sliced: bool = False, clips: list[Undecoded] | None = None
     ) -> Any:
-        """Answer a call behind the loop. With `clips` one may be answered by a clip that is not decoded yet."""
+        """Answer a call after the loop. With `clips` the answer may be a clip that is not decoded yet."""
         if sliced and call.method == DECODE:
             return (slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced),)
         if clips is not None and call.method == DECODE:
@@ -320,7 +321,7 @@ class StockPipeline:
     def _begin(self, spec: Spec) -> Walk:
         generator = torch.Generator(str(spec.arguments.get(GENERATOR_DEVICE, "cpu"))).manual_seed(spec.seed)
         call = StockCall(self._pipeline, self._arguments.of(spec, generator))
-        guider: Any = call.own.get(GUIDER)  # Others, of a second denoiser or of sound, keep the scale that they have.
+        guider: Any = call.own.get(GUIDER)  # Guiders of a second denoiser or of sound keep their scale.
         if self._arguments.is_modular and hasattr(guider, GUIDANCE):
             guider.guidance_scale = spec.guidance_scale
         return Walk(call=call, generator=generator)
@@ -339,7 +340,7 @@ class StockPipeline:
         )
 
     def _written(self, index: int) -> str:
-        """The name of what a stage writes, before any sound."""
+        """Return the name of a stage's first output, before any sound."""
         return self._spec(index).outputs[0]
 
     def _spec(self, index: int) -> StageSpec:
@@ -347,7 +348,7 @@ class StockPipeline:
 
 
 def pictures_of(result: Any) -> Tensor:
-    """(frames, rows, columns, 3), 8 bits, of what a stock call returns: a picture, or a clip."""
+    """Return (frames, rows, columns, 3), 8 bits, of a stock call's result: an image, or a clip."""
     if isinstance(result, PipelineState):
         result = [value for name in ("images", "videos") if (value := result.get(name)) is not None]
     result = result[0]

@@ -1,14 +1,15 @@
-"""A request on its way through the stock call: encoding, iterations of the loop, the rest; also where it was before.
+"""A request on its way through the stock call: encoding, iterations of the loop, the rest; and its replay.
 
-The stock call cannot be moved, since it is a stack of frames. So another process *replays* it: it starts the same call,
-gives the answers that were recorded while it encoded, answers the denoiser with NaN of the right shape, and the sampler
-with NaN up to the last step that was made, which gets the true answer. From there on it is the same call: all that an
-iteration hands to the next one goes through the sampler, the generator or the guider. That costs the code between the
-calls, and no call of a model, unless the first iteration fills a cache for the others: that one is made again.
+The stock call cannot be moved, since it is a stack of frames. So another process *replays* it: it starts the same call
+and gives the answers that were recorded during encoding. It answers the denoiser with NaN of the right shape, and the
+sampler with NaN up to the last step that was made, which gets the true answer. From there on it is the same call: all
+that an iteration passes to the next one goes through the sampler, the generator or the guider. That costs the code
+between the calls, and no call of a model, unless the first iteration fills a cache for the others: that one is made
+again.
 
-Should an iteration hand on something else, its request ends with NaN. That is an error here, and no wrong picture.
+If an iteration passes on something else, its request ends with NaN. That is an error here, and no wrong image.
 
-tests/pipelines/test_stock.py holds every class of `tests/zoo` to that, bit for bit.
+tests/pipelines/test_stock.py checks every class of `tests/zoo` against that, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ from tilework.pipelines.stock.coroutine import StockCall
 
 _LOST = "the pipeline keeps more between its steps than a request that moves can take along"
 _TORCH = ""
-_WITHIN = "/"  # In paths.
+_WITHIN = "/"  # Separates names in paths.
 Ask = Callable[[ComponentCall], Any]
 """Answers a call."""
 Encoded = tuple[str, Any]
-"""A component, and what it answered, as named values; before it _TORCH and torch's generators, if it drew from them."""
+"""A component, and its answer as named values; before it _TORCH and torch's generators, if it drew from them."""
 
 
 class Onlooker(Protocol):
-    """Is told of an iteration, and changes nothing of it."""
+    """Watches an iteration, and changes nothing of it."""
 
     def before_step(self, call: ComponentCall) -> None:
-        """A sampler is asked next."""
+        """Note that a sampler is asked next."""
 
     def before_end(self, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> None:
-        """The iteration is over, but for being counted.
+        """Note that the iteration is over, except for being counted.
 
-        It is told the hollow answers of the denoisers and the answers of the samplers, as a `Mark` has them.
+        Gets the hollow answers of the denoisers and the answers of the samplers, as a `Mark` has them.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where a request is after some iterations; what a replay needs besides the answers of the encoding.
+    """The position of a request after some iterations; what a replay needs besides the answers of the encoding.
 
     Attributes:
         num_iterations: how many were made.
@@ -61,7 +62,7 @@ class Mark:
         own: the memory of the request's samplers and guiders, and of the objects that they keep, by path.
         generators: the states of its generator at the last sampler's step of the last two iterations, or of the one.
             The code between the calls may draw, too, and put it where the sampler does not change it.
-        fills_cache: whether the first iteration fills a cache for the others. A replay makes it again.
+        fills_cache: True if the first iteration fills a cache for the others. A replay makes it again.
     """
 
     num_iterations: int
@@ -95,11 +96,11 @@ class Walk:
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether an iteration comes next."""
+        """True if an iteration comes next."""
         return self.pending is not None and self.pending.role is not Role.OTHER
 
     def encode(self) -> None:
-        """Run up to the loop, and record what components answer."""
+        """Run up to the loop, and record the answers of components."""
         touched = TouchedTensors()
         answers: list[Encoded] = []
         drawn: dict[int, list[Tensor]] = {}
@@ -122,7 +123,7 @@ class Walk:
             self.encoded.append((component, kept(answer, touched)))
 
     def encoded_hollow(self, components: Collection[str]) -> list[Encoded]:
-        """What was encoded, with the shapes alone of what these components answered."""
+        """Return the encoded answers, with the shapes alone for answers of these components."""
         return [(name, hollow(answer) if name in components else answer) for name, answer in self.encoded]
 
     def encode_again(self, encoded: list[Encoded]) -> None:
@@ -136,7 +137,7 @@ class Walk:
                 self._resume(rebuilt(answer))
 
     def expected(self, component: str) -> list[Any]:
-        """What a denoiser answers in an iteration, call by call, without the numbers; empty before the first one."""
+        """Return a denoiser's answers in an iteration, call by call, without numbers; empty before the first one."""
         return [rebuilt(answer) for answer in self._denoisers.get(component, ())]
 
     def iterate(
@@ -167,7 +168,7 @@ class Walk:
                 denoisers.setdefault(call.component, []).append(hollow(values))
             self._resume(answer, watching)
         self._require(samplers)
-        for component, answers in denoisers.items():  # Some are asked more often in some iterations.
+        for component, answers in denoisers.items():  # Some iterations ask some of them more often.
             if len(answers) > len(self._denoisers.get(component, ())):
                 self._denoisers[component] = answers
         if onlooker is not None:
@@ -175,7 +176,7 @@ class Walk:
         self._end_iteration(samplers, [*self._generators[-1:], drawn])
 
     def mark(self) -> Mark:
-        """Where it is now. All of it is the walk's own until the next iteration.
+        """Return its present position. All of it belongs to the walk until the next iteration.
 
         Raises:
             UnsupportedModel: it was replayed, and that was not enough.
@@ -193,7 +194,7 @@ class Walk:
         )
 
     def replay(self, mark: Mark, ask: Ask | None = None) -> None:
-        """Go on to where another walk of the same request was. This one must not be further.
+        """Go on to the position of another walk of the same request. This one must not be further.
 
         `ask` answers the denoisers in the first iteration if that fills a cache; None: no denoiser is called any more.
         """
@@ -205,13 +206,13 @@ class Walk:
             samplers = mark.samplers if ahead == 1 else hollow(mark.samplers)
             self._replay_iteration(mark, samplers, mark.generators[-ahead:][:1] if ahead <= 2 else [])
             self._is_replayed = True
-            if ahead == 1:  # What the code behind the sampler writes into it was there already, and may be there twice.
+            if ahead == 1:  # Code after the sampler may have added to it again what was there already.
                 self._put(mark.own)
 
     def skim(self, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> None:
         """Run to the end of the loop as if each iteration had these answers, as a `Mark` has them; asks no component.
 
-        A denoiser that has not been asked yet is taken to answer as the others do.
+        A denoiser that has not been asked yet is assumed to answer as the others do.
         """
         self._is_replayed, usual = True, next(iter(denoisers.values()))
         counts, num_sampled = dict[str, int](), 0
@@ -226,7 +227,7 @@ class Walk:
             self._resume(rebuilt(answer))
 
     def _replay_iteration(self, mark: Mark, samplers: list[Any], drawn: list[Tensor]) -> None:
-        """`drawn` is the state of the generator behind it, if that is known and not what it is anyway."""
+        """Replay an iteration. `drawn` is the generator's state after it, if known and not reached anyway."""
         counts = dict.fromkeys(mark.denoisers, 0)
         num_sampled = 0
         while (call := self.pending) is not None:
@@ -249,7 +250,7 @@ class Walk:
         self._end_iteration(mark.samplers, mark.generators)
 
     def finish(self, ask: Ask) -> Any:
-        """Run to the end; returns what the stock call returns. `ask` answers all calls, of which some may draw noise.
+        """Run to the end; return the result of the stock call. `ask` answers all calls; some of them may draw noise.
 
         Raises:
             UnsupportedModel: a denoiser or a sampler is called again; or it was replayed, and that was not enough.
@@ -263,10 +264,10 @@ class Walk:
         return self.call.result
 
     def _prepare(self, answer: Any, touched: TouchedTensors) -> None:
-        """Run on before the loop, where the call looks at what it is given.
+        """Run on before the loop, where the call checks its arguments.
 
         Raises:
-            RequestRefused: it cannot take that.
+            RequestRefused: it cannot take them.
         """
         try:
             self._resume(answer, touched)
@@ -298,7 +299,7 @@ class Walk:
 
 
 def _memories(own: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The attributes that steps change, by the path of their object. Objects stay, and get the values of another's."""
+    """Yield the attributes that steps change, by the path of their object. Objects stay, and get another's values."""
     for path, part in own.items():
         memory = memory_of(part)
         objects = {name: value for name, value in memory.items() if is_object(value)}

@@ -16,18 +16,18 @@ from tilework.pipelines.support.kinds import SOUND, PipelineClass, is_sound
 from tilework.pipelines.support.record import KINDS, Record, read_record
 
 MODULAR = "modular"
-"""The kind of all modular pipelines: each class is of several kinds."""
+"""Kind of all modular pipelines: each class is of several kinds."""
 APART = "apart"
-"""The kind of classes that make no pictures or clips, or only a part of one, or that are deprecated."""
+"""Kind of classes that make no images or clips, or only a part of one, or that are deprecated."""
 SCORED = ("text to image", "edit", "text to video", "image to video")
-"""The kinds that the score counts."""
+"""Kinds that the score counts."""
 _UNTESTED = "not tested: tests/zoo has no model of it"
 _NO_CLASSES = ("Output", "Blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A class, and where it stands. `kind` is one of KINDS, MODULAR or APART; `reason` says why it is not served."""
+    """Status of a class. `kind` is one of KINDS, MODULAR or APART; `reason` says why it is not served."""
 
     name: str
     kind: str
@@ -37,24 +37,24 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """All classes by kind and name. `tested` is the version of diffusers with which tests held those served exact."""
+    """All classes by kind and name. Tests found the served classes exact with diffusers of version `tested`."""
 
     installed: str
     tested: str
     classes: tuple[Standing, ...]
 
     def of(self, *kinds: str) -> tuple[Standing, ...]:
-        """The classes of these kinds."""
+        """Return the classes of these kinds."""
         return tuple(one for one in self.classes if one.kind in kinds)
 
 
 def count_served(classes: Sequence[Standing]) -> int:
-    """How many of these are served."""
+    """Return how many of these are served."""
     return sum(one.is_served for one in classes)
 
 
 def score() -> Score:
-    """Where each class of the installed diffusers stands. Imports all of them: some ten seconds."""
+    """Return the status of each class of the installed diffusers. Imports all of them: some ten seconds."""
     order = (*KINDS, MODULAR, APART)
     record = read_record()
     standings = sorted(_standings(record), key=lambda one: (order.index(one.kind), one.name))
@@ -94,7 +94,7 @@ def _standing(record: Record, name: str, kind: str, obstacle: str) -> Standing:
 
 
 def _lacking(found: Any) -> str:
-    """Which packages a class needs that are not installed: diffusers then exports a stand-in."""
+    """Return the packages that a class needs and that are not installed: diffusers then exports a stand-in."""
     backends = inspect.getattr_static(found, "_backends", None)
     if not isinstance(backends, list):
         return ""

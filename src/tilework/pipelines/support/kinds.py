@@ -1,4 +1,4 @@
-"""What a class of pipelines makes of what, by its name, the arguments of its call and what it returns."""
+"""Input and output of a class of pipelines, judged by its name, the arguments of its call and its result."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SOUND = "makes sound"
 
 
 def is_sound(name: str) -> bool:
-    """Whether the name of a class says that it makes sound alone."""
+    """Return whether the name of a class says that it makes sound alone."""
     return "Audio" in name or "Music" in name
 
 
 class PipelineClass:
-    """What a classic pipeline's class shows without an instance."""
+    """Properties that a classic pipeline's class shows without an instance."""
 
     def __init__(self, kind: Any) -> None:
         self._class, self.name = kind, kind.__name__
         parameters = inspect.signature(kind.__call__).parameters.values()
         named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
         self.arguments: Mapping[str, bool] = {one.name: one.default is one.empty for one in named}
-        """Those of its call in order, and whether each is required."""
+        """Arguments of its call in order, and whether each is required."""
         self.returns = frozenset(_returned(sys.modules[kind.__module__]))
 
     def apart(self) -> str:
-        """Why it is no pipeline that makes pictures or clips of texts and pictures; empty if it is one."""
+        """Return why it does not make images or clips from texts and images; empty if it does."""
         takes, makes_pixels = self.arguments, bool(self.returns & _PIXELS)
         if ".deprecated." in self._class.__module__:
             return "deprecated by diffusers"
@@ -55,7 +55,7 @@ class PipelineClass:
         return ""
 
     def kind(self) -> str:
-        """One of `record.KINDS`."""
+        """Return one of `record.KINDS`."""
         takes = self.arguments
         if self._says("Control", "Adapter", "Transfer", "WanAnimate") or takes.keys() & {"control_image", "hint"}:
             return "control"
@@ -70,7 +70,7 @@ class PipelineClass:
         return "text to image"
 
     def obstacle(self) -> str:
-        """Why it cannot be served step by step, as far as the class shows; empty if nothing speaks against it."""
+        """Return why it cannot be served step by step, as far as the class shows; empty if it may be served."""
         if self._says("Combined"):
             return "calls two other pipelines, one after the other"
         for name in ("generator", "num_inference_steps"):
@@ -99,7 +99,7 @@ class PipelineClass:
 
 
 def _returned(module: Any) -> set[str]:
-    """The fields of all outputs of pipelines that a module knows."""
+    """Return the fields of all outputs of pipelines that a module knows."""
     outputs = [
         one
         for name, one in vars(module).items()

@@ -1,6 +1,6 @@
 """The score and the tables of classes: `python -m tilework.pipelines.support.page docs/models.md README.md`.
 
-Replaces the score, and what stands between the two marks, where a page has them.
+Replaces the score on each page, and the part between the two marks on pages that have them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _HEAD = (
 
 
 def sentence(found: Score) -> str:
-    """The score in words, as it stands on the pages."""
+    """Return the score in words, as it stands on the pages."""
     counted = found.of(*SCORED)
     return f"{count_served(counted)} of {len(counted)} pipeline classes of diffusers {found.installed}"
 
 
 def updated(page: str, found: Score, record: Record) -> str:
-    """A page with the score and the tables of today."""
+    """Return a page with the score and the tables of today."""
     page = _SENTENCE.sub(sentence(found), page)
     before, begin, rest = page.partition(BEGIN)
     if not begin:

@@ -1,7 +1,7 @@
-"""The record of what tests found: each class of diffusers, whether its pictures are exact, and what it can do.
+"""The record of what tests found: each class of diffusers, whether its images are exact, and what it can do.
 
 `data/support.json` is that record. `tests/zoo/support.py` writes it from tiny models of each class, and
-`tests/pipelines/test_stock.py` holds it to them. The server, `tilework classes` and the pages read it.
+`tests/pipelines/test_stock.py` checks it against them. The server, `tilework classes` and the pages read it.
 
 Imports no torch, so that a server can refuse a model before it starts workers.
 """
@@ -28,24 +28,24 @@ KINDS = (
     "image to video",
     "video to video",
 )
-"""What a pipeline makes of what."""
+"""Kinds of pipelines, by their inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRecord:
-    """What tests found of one class. Classes that are not exact have a `reason` and no more.
+    """Results of tests of one class. Classes that are not exact have a `reason` and no more.
 
     Attributes:
         kinds: of KINDS; a modular pipeline may be of several.
         reason: why it is not served; empty if it is.
-        exact: whether pictures equal those of the stock call, bit for bit, alone on one device.
-        interleaved: whether that holds while requests take turns.
-        moved: whether that holds if a request moves to another process after each stage and step.
-        batches: whether requests can share forward passes.
-        degrees: how many devices can share a request's steps, in words.
-        previews: whether pictures are shown while they are made.
+        exact: True if images equal those of the stock call, bit for bit, alone on one device.
+        interleaved: True if that holds while requests take turns.
+        moved: True if that holds if a request moves to another process after each stage and step.
+        batches: True if requests can share forward passes.
+        degrees: number of devices that can share a request's steps, in words.
+        previews: True if images are shown while they are made.
         stages: their names.
-        inputs: pictures and the strength that the call takes; those in brackets may be left out.
+        inputs: images and the strength that the call takes; those in brackets may be left out.
     """
 
     kinds: tuple[str, ...]
@@ -61,12 +61,12 @@ class ClassRecord:
 
     @property
     def is_served(self) -> bool:
-        """Whether its pictures are those of the stock call however it is scheduled."""
+        """True if its images are those of the stock call however it is scheduled."""
         return self.exact and self.interleaved and self.moved
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What it lacks, as `limits_of` a loaded model."""
+        """Features that it lacks, as `limits_of` a loaded model."""
         return limits(previews=self.previews, batches=self.batches, is_parallel=self.degrees != "1")
 
 
@@ -78,7 +78,7 @@ class Record:
     classes: Mapping[str, ClassRecord]
 
     def dump(self) -> str:
-        """As JSON, with a line for each class, by kind and name."""
+        """Return the record as JSON, with a line for each class, by kind and name."""
         lines = [
             f"  {json.dumps(name)}: {json.dumps(_filled(one))}"
             for name, one in sorted(self.classes.items(), key=lambda item: (KINDS.index(item[1].kinds[0]), item[0]))
@@ -87,13 +87,13 @@ class Record:
 
 
 def limits(*, previews: bool, batches: bool, is_parallel: bool) -> tuple[str, ...]:
-    """What a model lacks of what others have, in words."""
+    """Return in words the features that a model lacks and others have."""
     lacks = {"previews": not previews, "shared passes": not batches, "several devices per request": not is_parallel}
     return tuple(name for name, is_lacking in lacks.items() if is_lacking)
 
 
 def limits_of(info: ModelInfo) -> tuple[str, ...]:
-    """What a loaded model lacks of what others have, in words."""
+    """Return in words the features that a loaded model lacks and others have."""
     lacks = limits(
         previews=any(stage.previews for stage in info.stages),
         batches=any(stage.batchable for stage in info.stages),
@@ -105,7 +105,7 @@ def limits_of(info: ModelInfo) -> tuple[str, ...]:
 
 @cache
 def read_record() -> Record:
-    """The record that ships."""
+    """Return the record that ships with the package."""
     read = json.loads(record_file().read_text("utf-8"))
     return Record(
         diffusers=read["diffusers"], classes={name: _parsed(values) for name, values in read["classes"].items()}
@@ -113,17 +113,17 @@ def read_record() -> Record:
 
 
 def record_file() -> Path:
-    """Where the record lies."""
+    """Return the path of the record."""
     return Path(str(resources.files("tilework"))) / "data" / "support.json"
 
 
 def served_classes() -> frozenset[str]:
-    """The classes that are served without being asked for by an adapter's name."""
+    """Return the classes that are served without being named by an adapter."""
     return frozenset(name for name, one in read_record().classes.items() if one.is_served)
 
 
 def reason_against(name: str) -> str:
-    """Why a class is not served, as far as the record says."""
+    """Return why a class is not served, as far as the record says."""
     known = read_record().classes.get(name)
     return "no test holds it exact" if known is None else f"found not exact: {known.reason}"
 
@@ -134,6 +134,6 @@ def _parsed(values: Mapping[str, Any]) -> ClassRecord:
 
 
 def _filled(one: ClassRecord) -> dict[str, Any]:
-    """Its fields without those that have their default."""
+    """Return its fields without those that have their default."""
     defaults = asdict(ClassRecord(kinds=()))
     return {name: value for name, value in asdict(one).items() if value != defaults[name]}

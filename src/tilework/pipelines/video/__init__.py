@@ -1,1 +1,1 @@
-"""Owns how the frames of a clip become a file, and pictures of that. Knows no model, and of requests their format."""
+"""Owns the compression of a clip's frames into a file, and images of it. Knows no model, and only requests' format."""

@@ -21,25 +21,28 @@ EXPORT = StageSpec(
     device_kind=DeviceKind.CPU,
     result=ResultKind.VIDEO,
 )
-"""It reads what a decode has written, (frames, rows, columns, 3) of 8 bits. diffusers has the name, as a function."""
+"""Stage that reads the output of a decode, (frames, rows, columns, 3) of 8 bits.
+
+diffusers uses the name for a function.
+"""
 SOUND = "sound"
-"""The name of what a decode writes beside the frames, if the model makes sound: see `sound_values`."""
+"""Name of the output of a decode beside the frames, if the model makes sound: see `sound_values`."""
 EXPORT_WITH_SOUND = replace(EXPORT, inputs=(*EXPORT.inputs, SOUND))
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The samples of each channel, (1 or 2, samples), from -1 to 1, of which there are `rate` a second."""
+    """The samples of each channel, (1 or 2, samples), from -1 to 1, with `rate` of them per second."""
 
     samples: Tensor
     rate: int
 
 
 def video_file(frames: Tensor, video: VideoFormat, sound: Sound | None = None) -> File:
-    """An MP4 of the frames, (frames, rows, columns, 3) of 8 bits, whose sides are even, and of their sound as AAC.
+    """Return an MP4 of the frames, (frames, rows, columns, 3) of 8 bits with even sides, and of their sound as AAC.
 
-    Its head comes first, so that a player can begin before it has all. The same frames give the same bytes, with the
-    same number of threads (`torch.get_num_threads`). Colours are those of BT.709, at half of the resolution.
+    Its head comes first, so that a player can begin before it has everything. The same frames give the same bytes, with
+    the same number of threads (`torch.get_num_threads`). Colours are those of BT.709, at half of the resolution.
 
     Raises:
         LibraryMissing: PyAV is not installed.
@@ -51,12 +54,12 @@ def video_file(frames: Tensor, video: VideoFormat, sound: Sound | None = None) -
 
 
 def sound_values(sound: Sound) -> Values:
-    """A sound among the outputs of a decode."""
+    """Return a sound in the form of a decode's outputs."""
     return {SOUND: {"samples": sound.samples, "rate": sound.rate}}
 
 
 def exported(spec: Spec, values: Values) -> Values:
-    """The outputs of the stage."""
+    """Return the outputs of the stage."""
     assert spec.video is not None, "the request is for pixels"
     (read,), (written,) = EXPORT.inputs, EXPORT.outputs
     sound = Sound(**values[SOUND]) if SOUND in values else None
@@ -64,7 +67,7 @@ def exported(spec: Spec, values: Values) -> Values:
 
 
 def exported_file(values: Values) -> File:
-    """The file among the outputs of the stage."""
+    """Return the file among the outputs of the stage."""
     (written,) = EXPORT.outputs
     file: File = values[written]
     return file

@@ -1,4 +1,4 @@
-"""A model on a CPU slot that has nothing to do but to write its videos: no component of it is loaded."""
+"""A model on a CPU slot that only writes its videos: no component of it is loaded."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Exporter:
 
 
 def can_export(info: ModelInfo) -> bool:
-    """Whether the stages of a model that run on CPU slots need nothing of it."""
+    """Return whether the stages of a model that run on CPU slots need nothing of it."""
     return all(stage.spec in (EXPORT, EXPORT_WITH_SOUND) for stage in info.graph.stages if stage.kind is DeviceKind.CPU)
 
 
 def check_export(info: ModelInfo) -> None:
-    """A model that makes videos is refused when it is loaded, not after a clip has been computed.
+    """Refuse a model that makes videos when it is loaded, not after a clip has been computed.
 
     Raises:
         LibraryMissing: PyAV is not installed.

@@ -21,20 +21,20 @@ from tilework.pipelines.video.export import Sound
 _MOST_DENOMINATOR = 1001  # 29.97 frames a second are 30000/1001.
 _AAC = "aac"
 _AAC_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 64_000, 88_200, 96_000)
-_AAC_BITS = 96_000  # A second, for each channel.
+_AAC_BITS = 96_000  # Per second and channel.
 _LAYOUTS = {1: "mono", 2: "stereo"}
 _ENCODERS: Mapping[VideoCodec, tuple[str, dict[str, str]]] = {
     VideoCodec.H264: ("libx264", {"preset": "veryfast", "crf": "18"}),
     VideoCodec.VP9: ("libvpx-vp9", {"crf": "24", "b": "0", "deadline": "realtime", "cpu-used": "6"}),
 }
-"""The encoder of each codec, and a quality at which hardly a difference can be seen.
+"""Encoder of each codec, at a quality with hardly a visible difference.
 
-Rejected: libx265 and libsvtav1, as PyAV 18 brings them. At small sizes the first ends the process, and the other hangs.
+Rejected: libx265 and libsvtav1, as in PyAV 18. At small sizes the first ends the process, and the other hangs.
 """
 
 
 def missing_encoders() -> tuple[str, ...]:
-    """The names of encoders that the installed PyAV lacks."""
+    """Return the names of encoders that the installed PyAV lacks."""
     return tuple(name for name in (*(encoder for encoder, _ in _ENCODERS.values()), _AAC) if not _has_encoder(name))
 
 
@@ -78,7 +78,7 @@ def _add_pictures(container: OutputContainer, rows: int, columns: int, video: Vi
 
 
 def _add_sound(container: OutputContainer, sound: Sound) -> AudioStream:
-    """A stream at the rate of the sound; one that AAC does not know is raised to one that it knows."""
+    """Add a stream at the rate of the sound; a rate that AAC does not know is raised to the next one that it knows."""
     rate = next((one for one in _AAC_RATES if one >= sound.rate), _AAC_RATES[-1])
     stream = container.add_stream(_AAC, rate=rate)
     assert isinstance(stream, AudioStream)

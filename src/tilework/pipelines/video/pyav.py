@@ -1,4 +1,4 @@
-"""PyAV, which reads and writes videos. It is imported when a video is made: pictures are served without it."""
+"""PyAV, which reads and writes videos. It is imported when a video is made: images are served without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilework.pipelines.errors import LibraryMissing
 
 
 def pyav() -> ModuleType:
-    """The package `av`.
+    """Return the package `av`.
 
     Raises:
         LibraryMissing: it is not installed.

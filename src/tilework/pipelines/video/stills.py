@@ -1,4 +1,4 @@
-"""Pictures of a video file: its first frame, and a sheet of many. They are made when a client asks for them."""
+"""Images of a video file: its first frame, and a sheet of many. They are made when a client asks for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUALITY = 85
 
 
 def thumbnail(content: bytes) -> File:
-    """The first frame of a video, which fits into 512 x 512, as WebP."""
+    """Return the first frame of a video, which fits into 512 x 512, as WebP."""
     with pyav().open(io.BytesIO(content), "r") as container:
         first = _picture(next(container.decode(video=0)))
     first.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
@@ -26,14 +26,14 @@ def thumbnail(content: bytes) -> File:
 
 
 def some_frames(content: bytes) -> list[Pillow.Image]:
-    """Up to 25 frames of a video, spread evenly, the first and the last included."""
+    """Return up to 25 frames of a video, spread evenly, including the first and the last."""
     with pyav().open(io.BytesIO(content), "r") as container:
         wanted = set(spread(container.streams.video[0].frames, _MOST_TILES))
         return [_picture(frame) for index, frame in enumerate(container.decode(video=0)) if index in wanted]
 
 
 def spritesheet(content: bytes) -> File:
-    """Up to 25 frames of a video, spread evenly, row by row in a square that may lack tiles at its end, as JPEG.
+    """Return up to 25 frames of a video, spread evenly, as JPEG: row by row in a square whose end may lack tiles.
 
     Each fits into 160 x 160.
     """

@@ -1,4 +1,4 @@
-"""Owns workflows: what a user writes, the graph that it becomes, and the family that runs that.
+"""Owns workflows: their definition by a user, the graph that it becomes, and the family that runs the graph.
 
 Knows no kind of pipeline: each is a family of its own.
 """

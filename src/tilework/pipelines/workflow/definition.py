@@ -1,19 +1,19 @@
 """A workflow as a user writes it: functions of named values, and pipelines of diffusers between them.
 
-Theory of operation. A workflow becomes one graph and one family; all behind these (costs, promises, placement,
+Theory of operation. A workflow becomes one graph and one family; everything after these (costs, promises, placement,
 checkpoints, replay) knows of no workflow.
 
 1. A function is a stage. Its name is that of its stage, and of the value that it returns. Its parameters are the values
-   that it reads: those of other stages, and fields of the request. Edges follow from the names, and so do joins.
-2. A pipeline is its family's own stages. What it reads of a request it can read from values instead
-   (`Pipeline("shapes", prompt="long_prompt")`): its family gets the request with these put in. Each of its stages reads
-   them, so that a request that moves has them on every device.
+that it reads: those of other stages, and fields of the request. Edges follow from the names, and so do joins.
+2. A pipeline is its family's own stages. It can read from values instead of the request
+(`Pipeline("shapes", prompt="long_prompt")`): its family gets the request with these put in. Each of its stages reads
+them, so that a request that moves has them on every device.
 3. A class is a stage with weights: its modules are components, as those of a pipeline are.
 4. `devices` is the kind of device of the stage, `batch` says that requests may share a run, `memory` what a run needs
-   beyond its weights. They are fields that stages have anyway.
+beyond its weights. Stages have these fields anyway.
 5. A collaborative stage is made in a fixed number of parts, whatever its degree: each device of a group makes some of
-   them, and all merge all of them. So its value is the same at every degree, bit for bit.
-6. Whatever a user's function raises fails the one request, as an error of a model does, and names the stage.
+them, and every device merges all of them. So its value is the same at every degree, bit for bit.
+6. An error of a user's function fails the one request, as an error of a model does, and names the stage.
 
 Imports no torch, so that a server can refuse a workflow before it starts workers.
 """
@@ -36,15 +36,15 @@ REQUEST_FIELDS = (
     *("prompt", "negative_prompt", "height", "width", "frames"),
     *("steps", "guidance_scale", "seed"),
 )
-"""The fields of `Spec` that stages may read. Pictures that the request gives have names of their own."""
+"""Fields of `Spec` that stages may read. Images that the request gives have their own names."""
 PICTURE_FIELDS = ("image", "mask_image", "last_image", "control_image", "video")
-"""Names of pictures that the first pipeline may take; it says which ones it does."""
+"""Names of images that the first pipeline may take; it says which ones it does."""
 _SETTINGS = "tilework_stage"
 PART_FIELDS = ("part", "parts")
-"""What a collaborative stage may read beside: which part it is to make, from 0, and how many there are."""
+"""Parameters that a collaborative stage may also read: the part that it is to make, from 0, and the number of parts."""
 _KINDS = {"accelerator": DeviceKind.ACCELERATOR, "cpu": DeviceKind.CPU}
 _MODES = ("individual", "collaborative")
-_PARTS = 8  # As many as devices that a node usually has.
+_PARTS = 8  # As many as the devices that a node usually has.
 _NAME = "a name of letters, digits and _"
 
 
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """What `stage` says of a function or class. `parts` is 0 if it is not collaborative."""
+    """Settings that `stage` gives a function or class. `parts` is 0 if it is not collaborative."""
 
     devices: DeviceKind = DeviceKind.ACCELERATOR
     batch: int = 1
@@ -88,18 +88,19 @@ def stage(
     merge: Callable[[list[Any]], Any] | None = None,
     returns: tuple[str, ...] = (),
 ) -> Any:
-    """Say how a function or class runs as a stage of a workflow; what it decorates is returned as it is.
+    """Say how a function or class runs as a stage of a workflow; returns the decorated object unchanged.
 
     `devices` is "accelerator", or "cpu" for a stage that needs none: then it runs on a CPU slot. With a `batch` above 1
     it is called for up to this number of requests at once: each argument is a list, and it returns a list with a value
-    for each request. `memory` is how many bytes a call needs on its device beyond its weights. A function that returns
-    several values says their names, `returns`, and returns a tuple; the one value of others is named like the function.
+    for each request. `memory` is the number of bytes that a call needs on its device beyond its weights. A function
+    that returns several values gives their names, `returns`, and returns a tuple; a single value is named like the
+    function.
 
     With the `mode` "collaborative" several devices may work on one request: the function is called once for each of
     `parts` parts, 8 if that is not given, on any of them. It reads which `part` it is to make, and may read `parts`.
-    `merge` makes the value of the list of what the parts returned; without it that list is the value.
+    `merge` makes the value from the list of what the parts returned; without it that list is the value.
 
-    Source: OnePiece §4.3, where all workers of a node get a request, and what they made is aggregated before it is
+    Source: OnePiece §4.3, where all workers of a node get a request, and their results are aggregated before they are
     delivered. Unlike there, the parts do not depend on the number of workers, so that results do not either.
 
     Raises:
@@ -133,7 +134,10 @@ def stage(
 
 
 def _num_parts(mode: str, parts: int, merge: object, *, shared: bool) -> int:
-    """The parts of a stage, 0 if it has none; `shared`: on a CPU slot, or by requests. Raises InvalidWorkflow."""
+    """Return the number of a stage's parts, 0 if it has none. Raises InvalidWorkflow.
+
+    `shared` is True on a CPU slot, and for a stage that requests share.
+    """
     if mode not in _MODES:
         raise InvalidWorkflow(f'mode is {mode!r}; choose "individual" or "collaborative"')
     if mode == "individual":
@@ -155,7 +159,7 @@ def _num_parts(mode: str, parts: int, merge: object, *, shared: bool) -> int:
 class Function:
     """A user's stage. `make` is the function, or the class, whose objects are called.
 
-    It reads the values `reads`; of these it can do without `optional` ones. Of `PART_FIELDS` it is `told` these.
+    It reads the values `reads`; it can do without the `optional` ones. `told` are those of `PART_FIELDS` that it reads.
     """
 
     name: str
@@ -189,11 +193,11 @@ class Function:
 
     @property
     def returns(self) -> tuple[str, ...]:
-        """The names of the values that it writes."""
+        """Names of the values that it writes."""
         return self.settings.returns or (self.name,)
 
     def spec(self, known: frozenset[str], components: tuple[str, ...] = ()) -> StageSpec:
-        """The stage in the graph, where `known` values can be read."""
+        """Return the stage in the graph, where `known` values can be read."""
         return StageSpec(
             name=self.name,
             components=components,
@@ -210,10 +214,10 @@ class Pipeline:
     """A pipeline of diffusers in a workflow, given as a model is given to a server.
 
     `reads` are fields of its call that values of the workflow are put into, by name: `prompt="long_prompt"`, or
-    `image="picture"`. The picture or clip that it makes is the value `returns`. Where a workflow has several pipelines,
-    stages of each have its `name` before theirs; it is the end of its path if none is given. `settings` are fields of a
-    request that it has always, such as {"steps": 20, "strength": 0.5}. All else the first pipeline takes from the
-    request. Others take the size and the seed, and else their own defaults.
+    `image="picture"`. The image or clip that it makes is the value `returns`. If a workflow has several pipelines, the
+    stages of each have its `name` before theirs; the default is the end of its path. `settings` are fields of a request
+    that are always set, such as {"steps": 20, "strength": 0.5}. The first pipeline takes everything else from the
+    request. Others take the size and the seed, and otherwise their own defaults.
     """
 
     def __init__(
@@ -237,15 +241,15 @@ class Pipeline:
                 raise InvalidWorkflow(f"{key} of the pipeline {path!r} is given twice; leave it out of settings")
 
     def spec(self) -> StageSpec:
-        """The pipeline as one stage: what it reads and writes, for a check before it is loaded."""
+        """Return the pipeline as one stage: what it reads and writes, for a check before it is loaded."""
         return StageSpec(name=self.name, inputs=tuple(self.reads.values()), outputs=(self.returns,))
 
 
 class Workflow:
     """Stages of a user, and pipelines of diffusers, in any order: see the top of this module.
 
-    Served under its `name`. What its requests may give is what its first pipeline takes. The value that no stage reads
-    is the result: a picture, or a clip.
+    Served under its `name`. Its requests may give what its first pipeline takes. The value that no stage reads is the
+    result: an image, or a clip.
 
     Raises:
         InvalidWorkflow: the stages do not fit together.
@@ -270,7 +274,7 @@ class Workflow:
 
     @property
     def written(self) -> frozenset[str]:
-        """The values that stages write."""
+        """Values that stages write."""
         return frozenset(name for one in self.nodes for name in _written(one))
 
     def _check(self) -> None:
@@ -299,7 +303,7 @@ class Workflow:
 
 
 def unknown_value(stage_name: str, name: str, known: frozenset[str], field: str = "") -> InvalidWorkflow:
-    """The error for a value that no stage writes."""
+    """Return the error for a value that no stage writes."""
     names = ", ".join(sorted(known))
     return InvalidWorkflow(f"{field}{stage_name!r} reads {name!r}, which no stage writes; choose one of {names}")
 

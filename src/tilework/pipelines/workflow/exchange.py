@@ -1,4 +1,4 @@
-"""What the members of a group have made of a stage, brought to all of them."""
+"""Exchange of the values that the members of a group have made of a stage: all members get all values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilework.pipelines.serialization import SerializedState, deserialize, room,
 
 
 def from_all(comm: Comm, values: Mapping[str, Any], device: torch.device) -> list[dict[str, Any]]:
-    """The values of all ranks, in their order, bit for bit; tensors of an accelerator are on the `device`.
+    """Return the values of all ranks, in their order, bit for bit; tensors of an accelerator are on the `device`.
 
     Every rank calls it at the same time.
 
@@ -40,14 +40,14 @@ def from_all(comm: Comm, values: Mapping[str, Any], device: torch.device) -> lis
 
 
 def _gathered(comm: Comm, own: Tensor, device: torch.device) -> Tensor:
-    """The rows (1, n) of all ranks, (size, n), on the CPU; n is the same on all."""
+    """Return the rows (1, n) of all ranks, (size, n), on the CPU; n is the same on all."""
     gathered = torch.empty(comm.size * own.numel(), dtype=own.dtype, device=device)
     comm.all_gather(gathered, own.flatten().to(device))
     return gathered.cpu().view(comm.size, -1)
 
 
 def _state(content: Tensor, lengths: list[int]) -> SerializedState:
-    """The pieces of these lengths, one behind another, as a state. Each gets memory of its own, which is aligned."""
+    """Return the pieces of these lengths, one after another, as a state. Each has its own aligned memory."""
     pieces = []
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         pieces.append(room(length))

@@ -28,7 +28,7 @@ from tilework.pipelines.workflow.pictures import image_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartState:
-    """The state of a pipeline's family, as one of the request of a workflow."""
+    """The state of a pipeline's family, wrapped as a state of the workflow's request."""
 
     spec: Spec
     stage: str
@@ -80,7 +80,7 @@ class WorkflowFamily:
         self.modules: Mapping[str, torch.nn.Module] = of_parts | of_functions
 
     def join(self, comm: Comm, spec: Spec) -> None:
-        """Only the family whose stage runs makes use of it; `Parallels.leave` ends it for all."""
+        """Join all families; only the one whose stage runs uses the group. `Parallels.leave` ends it for all."""
         for part, family in self._all_parts:
             family.join(comm, part.spec(spec, {}))
 
@@ -126,7 +126,7 @@ class WorkflowFamily:
         return stage.removeprefix(self._parts[stage][0].prefix)
 
     def _clip(self, values: Values) -> Values:
-        """What the stage that writes a file reads, by its own names."""
+        """Return the inputs of the stage that writes a file, by its own names."""
         assert self._file_stage is not None
         result, *sounds = self._file_stage.inputs
         require_picture(result, values[result])
@@ -134,13 +134,13 @@ class WorkflowFamily:
 
 
 def _watching(states: Sequence[PartState], watch: Watch) -> Watch:
-    """Tells `watch` of the states of the workflow, where a family tells of its own."""
+    """Pass `watch` the states of the workflow where a family passes its own."""
     outer = {id(state.inner): state for state in states}
     return lambda inner, draw: watch(outer[id(inner)], draw)
 
 
 def parts_of(workflow: Workflow, infos: Sequence[ModelInfo]) -> list[Part]:
-    """The pipelines of a workflow, of which the models are known, in its order."""
+    """Return the pipelines of a workflow with the infos of their models, in its order."""
     many = len(workflow.pipelines) > 1
     return [
         Part(pipeline, info, f"{pipeline.name}." if many else "", index == 0)
@@ -151,10 +151,10 @@ def parts_of(workflow: Workflow, infos: Sequence[ModelInfo]) -> list[Part]:
 def describe_workflow(
     workflow: Workflow, name: str, parts: Sequence[Part], functions: Sequence[LoadedFunction]
 ) -> ModelInfo:
-    """What clients may ask of a workflow: what its first pipeline takes, of a size that all can draw.
+    """Return what clients may ask of a workflow: what its first pipeline takes, of a size that all can draw.
 
     Raises:
-        InvalidWorkflow: a stage reads what there is not, or the pipelines have no size in common.
+        InvalidWorkflow: a stage reads a value that does not exist, or the pipelines have no size in common.
     """
     first, infos = parts[0].info, [part.info for part in parts]
     clips = next((part.info for part in parts if part.makes_clips), first)
@@ -191,7 +191,7 @@ def describe_workflow(
 
 
 def _check_reads(workflow: Workflow, known: frozenset[str]) -> None:
-    """Raise InvalidWorkflow for a picture of the request that the first pipeline does not take."""
+    """Raise InvalidWorkflow for an image of the request that the first pipeline does not take."""
     for function in workflow.functions:
         for one in function.reads:
             if one not in known and one not in function.optional:
@@ -217,5 +217,5 @@ def _stages(
 
 
 def _legal(side: int, multiple: int, most: int) -> int:
-    """A default side that all pipelines can draw."""
+    """Return a default side that all pipelines can draw."""
     return max(multiple, min(side, most) // multiple * multiple)

@@ -22,7 +22,7 @@ from tilework.pipelines.workflow.pictures import for_user, from_user, is_picture
 
 
 class StageFailed(Exception):
-    """A user's stage raised an error, or returned what it should not; the message names the stage."""
+    """A user's stage raised an error, or returned an invalid value; the message names the stage."""
 
 
 class StageRefused(RequestRefused):
@@ -73,12 +73,12 @@ class LoadedFunction:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components of the stage. Those of a CPU slot are always there, and so are none."""
+        """Components of the stage. Those of a CPU slot are always there, so they are left out."""
         return () if self.function.settings.devices is DeviceKind.CPU else tuple(self.modules)
 
     @torch.no_grad()
     def run(self, specs: Sequence[Spec], values: Sequence[Values], comm: Comm | None = None) -> list[Values]:
-        """The outputs for each request. The members of a group (`comm`) share the parts of a collaborative stage.
+        """Return the outputs for each request. Members of a group (`comm`) share the parts of a collaborative stage.
 
         Raises:
             StageRefused: the function has refused one.
@@ -97,7 +97,7 @@ class LoadedFunction:
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Raises what the user's code raises as StageRefused or StageFailed."""
+        """Turn errors of the user's code into StageRefused or StageFailed."""
         name = self.function.name
         try:
             yield
@@ -109,7 +109,7 @@ class LoadedFunction:
             raise StageFailed(f"stage {name!r} raises {type(error).__name__}: {error}") from error
 
     def _merged(self, given: Mapping[str, Any], comm: Comm | None) -> Values:
-        """The outputs of a collaborative stage. What the code of one member of a group raises, all of them raise."""
+        """Return the outputs of a collaborative stage. If the code of one member raises, all raise its error."""
         own = self._own_parts(given, *((0, 1) if comm is None else (comm.rank, comm.size)))
         of_all = [own] if comm is None else from_all(comm, own, self.device)
         for one in of_all:
@@ -124,7 +124,7 @@ class LoadedFunction:
             return self._named(parts if merge is None else merge(parts))
 
     def _own_parts(self, given: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
-        """What this member of a group has made, by part, and what its code has raised."""
+        """Return the results of this member of a group, by part, and the error that its code has raised."""
         num_parts = self.function.settings.parts
         found: dict[str, Any] = {"made": [], "refused": "", "failed": ""}
         try:
@@ -149,7 +149,7 @@ class LoadedFunction:
         return returned
 
     def _arguments(self, spec: Spec, values: Values) -> Mapping[str, Any]:
-        """What the function reads, of values and of the request. What it can do without may be missing."""
+        """Return the function's arguments from values and the request. Optional ones may be missing."""
         found = {name: for_user(values[name]) for name in self.function.reads if name in values}
         asked = {name: getattr(spec, name) for name in self.function.reads if name in REQUEST_FIELDS}
         pictures = {
@@ -171,14 +171,14 @@ class LoadedFunction:
 
 
 def modules_within(name: str, owner: object) -> dict[str, nn.Module]:
-    """The modules of an object of a stage: itself, or its attributes."""
+    """Return the modules of an object of a stage: itself, or its attributes."""
     if isinstance(owner, nn.Module):
         return {name: owner}
     return {f"{name}.{key}": one for key, one in vars(owner).items() if isinstance(one, nn.Module)}
 
 
 def require_picture(name: str, value: object) -> None:
-    """Raise UnsupportedModel if a value, which is a result, is no picture."""
+    """Raise UnsupportedModel if a value, which is a result, is no image or clip."""
     if not is_picture(value):
         raise UnsupportedModel(
             f"the result {name!r} is {_shown(value)}; the last stage returns a picture, or a list of them"

@@ -22,7 +22,7 @@ LoadComponent = Callable[[ModelSource, str], torch.nn.Module]
 def load_workflow(
     source: ModelSource, place: Callable[[torch.nn.Module], object] | None, load: LoadPipeline
 ) -> WorkflowFamily:
-    """The family of the workflow that a source names, on its device; `load` gives that of a pipeline.
+    """Load the family of the workflow that a source names, on its device; `load` loads that of a pipeline.
 
     `place` may put the weights of the user's classes, as those of a pipeline, elsewhere before they go to the device.
 
@@ -39,7 +39,7 @@ def load_workflow(
 
 
 def load_on_slot(source: ModelSource, info: ModelInfo) -> WorkflowFamily:
-    """The family on a CPU slot, which has no pipeline. `info` is what an accelerator knows of the workflow.
+    """Load the family on a CPU slot, which has no pipeline. `info` is what an accelerator knows of the workflow.
 
     Raises:
         ModelError: the workflow cannot be read.
@@ -50,7 +50,7 @@ def load_on_slot(source: ModelSource, info: ModelInfo) -> WorkflowFamily:
 
 
 def load_workflow_component(source: ModelSource, name: str, load_component: LoadComponent) -> torch.nn.Module:
-    """A component of a workflow, on the CPU: of a pipeline, which `load_component` reads, or of a user's class.
+    """Load a component of a workflow, on the CPU: of a pipeline, which `load_component` reads, or of a user's class.
 
     Raises:
         ModelError: it cannot be read.

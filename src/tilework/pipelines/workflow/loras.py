@@ -10,7 +10,7 @@ from tilework.pipelines.lora import AddedLora, InvalidLora, Loras
 
 
 class WorkflowLoras:
-    """Those of its pipelines, by the prefix of their names, as one. See `lora.Loras` for the contract."""
+    """The LoRAs of its pipelines, by the prefix of their names, as one. See `lora.Loras` for the contract."""
 
     def __init__(self, of_pipelines: Mapping[str, Loras]) -> None:
         assert of_pipelines

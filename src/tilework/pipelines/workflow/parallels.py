@@ -9,9 +9,9 @@ from tilework.pipelines.parallel import Parallel
 
 
 class Parallels(Parallel):
-    """What a worker asks of the group of the family that runs; it need not know which of the `members` that is.
+    """The group of whichever family runs, as a worker sees it; the worker need not know which of the `members` runs.
 
-    All of them are joined, and all leave. In a group only the one that runs has agreed on anything.
+    All members join, and all leave. In a group only the one that runs has agreed on anything.
     """
 
     def __init__(self, members: Sequence[Parallel]) -> None:

@@ -23,9 +23,9 @@ _SETTINGS = frozenset(("steps", "guidance_scale", "negative_prompt", "height", "
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A pipeline of a workflow. `info` is that of its family, `prefix` what its names have before them.
+    """A pipeline of a workflow. `info` is that of its family, `prefix` precedes its names.
 
-    The first one takes all of a request; others take its size and seed.
+    The first pipeline takes everything from a request; others take its size and seed.
     """
 
     pipeline: Pipeline
@@ -59,12 +59,12 @@ class Part:
 
     @cached_property
     def inner_stages(self) -> tuple[StageSpec, ...]:
-        """The stages of the family, but for one that writes a file: that is the end of the workflow."""
+        """Stages of the family, without one that writes a file: that is the end of the workflow."""
         return tuple(stage.spec for stage in self.info.graph.stages if stage.spec.result is not ResultKind.VIDEO)
 
     @cached_property
     def stages(self) -> tuple[StageSpec, ...]:
-        """The stages in the graph of the workflow. Each reads all that the pipeline reads of others."""
+        """Stages in the graph of the workflow. Each reads all that the pipeline reads of others."""
         inner = self.inner_stages
         written = {name for one in inner for name in one.outputs}
         bound = tuple(self.pipeline.reads.values())
@@ -90,30 +90,30 @@ class Part:
 
     @cached_property
     def result(self) -> str:
-        """What the family calls the picture that it makes."""
+        """Name of the image that the family makes, in the family."""
         return self.inner_stages[-1].outputs[0]
 
     @property
     def sound(self) -> str | None:
-        """The value with the sound of its clip, if it makes any."""
+        """Name of the value with the sound of its clip, if it makes any."""
         return self.value(SOUND) if SOUND in self.inner_stages[-1].outputs else None
 
     def value(self, inner: str) -> str:
-        """The name of a value of the family."""
+        """Return the name of a value of the family."""
         return self.pipeline.returns if inner == self.result else self.prefix + inner
 
     def inner_values(self, values: Values) -> Values:
-        """The values that the family knows, by its own names."""
+        """Return the values that the family knows, by its own names."""
         names = {self.value(name): name for one in self.inner_stages for name in one.outputs}
         return {names.get(name, name): value for name, value in values.items() if name in names or name == LIVE}
 
     def outer_values(self, values: Values) -> Values:
-        """What a stage of the family has written. Nothing of a request stays alive behind its last stage."""
+        """Return the outputs of a stage of the family. Nothing of a request stays alive after its last stage."""
         ended = {LIVE: None} if self.result in values else {}
         return {name if name in _KEPT else self.value(name): value for name, value in values.items()} | ended
 
     def spec(self, spec: Spec, values: Values) -> Spec:
-        """The request that the family gets, with what the pipeline reads of other stages put in."""
+        """Return the request that the family gets, with the values that the pipeline reads of other stages put in."""
         frames = spec.frames if self.makes_clips else 1
         if self.is_first:
             own = replace(spec, frames=frames)
@@ -147,7 +147,7 @@ class Part:
 
     @cached_property
     def _steps(self) -> tuple[int, int | None] | None:
-        """The steps that it makes, and those that its call is told; None: those of the request."""
+        """Steps that it makes, and those that its call gets; None: those of the request."""
         if self.is_first and "steps" not in self.pipeline.settings:
             return None
         whole: int = self.pipeline.settings.get("steps", self.info.default_steps)

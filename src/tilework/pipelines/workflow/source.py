@@ -20,26 +20,26 @@ _PATH = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 
 
 def is_workflow(path: str) -> bool:
-    """Whether the path of a source names a workflow. Nothing is read."""
+    """Return whether the path of a source names a workflow. Reads nothing."""
     return _PATH.fullmatch(path) is not None
 
 
 def workflow_file(path: str) -> Path:
-    """The file of a workflow, from the root."""
+    """Return the file of a workflow, from the root."""
     match = _PATH.fullmatch(path)
     assert match is not None, "it names no workflow"
     return Path(match["file"]).resolve()
 
 
 def workflow_location(path: str) -> str:
-    """The path of a workflow, from the root."""
+    """Return the path of a workflow, from the root."""
     return f"{workflow_file(path)}:{path.rpartition(':')[2]}"
 
 
 def read_workflow(path: str, adapter: str | None = None) -> Workflow:
-    """Run the file of a workflow, once in a process, and give the workflow in it.
+    """Run the file of a workflow, once in a process, and return the workflow in it.
 
-    Modules beside the file can be imported by it.
+    It can import modules beside the file.
 
     Raises:
         InvalidSource: an adapter is named as well.
@@ -57,7 +57,7 @@ def read_workflow(path: str, adapter: str | None = None) -> Workflow:
 
 
 def pipeline_path(workflow: str, path: str) -> str:
-    """The path of a pipeline of a workflow; one that begins with a dot begins at the workflow's file."""
+    """Return the path of a pipeline of a workflow; one that begins with a dot begins at the workflow's file."""
     return str(workflow_file(workflow).parent / path) if path.startswith(".") else path
 
 

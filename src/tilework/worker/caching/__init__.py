@@ -1,4 +1,4 @@
-"""Owns what is done about caches beside serving: pictures with and without one to compare, and training a predictor.
+"""Owns work on caches beside serving: images with and without a cache to compare, and the training of a predictor.
 
 It must not know commands or files.
 """

@@ -1,4 +1,4 @@
-"""What steps with a cache take, relative to the same steps without: each request is drawn both ways, in turns."""
+"""Cost of steps with a cache, relative to the same steps without: each request is drawn both ways, in turns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tilework.worker.synchronize import synchronize
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The seconds of all steps of some requests together, and the share that was skipped of each."""
+    """Seconds of all steps of some requests together, and the share of each that was skipped."""
 
     seconds: float
     skipped: tuple[float, ...]
 
 
 def cached_row(family: Family, row: CostRow, batches: Sequence[Sequence[Spec]], choice: CacheChoice) -> CostRow:
-    """The row of steps with a cache beside `row`, which is without, from requests of its sizes.
+    """Return the cost row of steps with a cache, beside `row`, which is without, from requests of its sizes.
 
-    Each of the `batches` has one request for each of the shapes of `row`. They make all their steps, without the cache
-    and with it. The seconds of `row` count, times the ratio of both: where several devices measured it at once, they
-    slowed each other down, and so they would with a cache.
+    Each of the `batches` has one request for each of the shapes of `row`. Each batch makes all its steps without the
+    cache and with it. The result is the seconds of `row`, times the ratio of both: if several devices measured `row` at
+    once, they slowed each other down, and would do so with a cache.
     """
     _draw(family, batches[0], None)  # Warms up.
     without, cached = list[_Drawn](), list[_Drawn]()

@@ -1,4 +1,4 @@
-"""Pictures with and without a cache, drawn as a worker draws them: what `tilework quality` compares."""
+"""Images with and without a cache, drawn as a worker draws them: what `tilework quality` compares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilework.pipelines.family import Family, StepState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A picture of the `index`-th spec; `steps_s` is how long its denoising took, without encode and decode."""
+    """An image of the `index`-th spec; `steps_s` is the time of its denoising, without encode and decode."""
 
     index: int
     choice: CacheChoice | None
@@ -26,7 +26,7 @@ class Drawn:
 
 
 def draw_each(family: Family, specs: Sequence[Spec], choices: Sequence[CacheChoice]) -> Iterator[Drawn]:
-    """Each spec without a cache, and then with each of the `choices`."""
+    """Draw each spec without a cache, and then with each of the `choices`."""
     for index, spec in enumerate(specs):
         for choice in (None, *choices):
             yield _drawn(family, index, replace(spec, cache=choice))

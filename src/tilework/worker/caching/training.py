@@ -1,4 +1,4 @@
-"""Trains the predictor of a model's patch cache by what its blocks do: how inputs and outputs change from step to step.
+"""Training of the predictor of a model's patch cache, from changes of its blocks' inputs and outputs between steps.
 
 Source: PatchedServe section 7. Needs scikit-learn.
 """
@@ -27,7 +27,7 @@ _LEAST = 1e-12
 
 @dataclass(slots=True)
 class Changes:
-    """How inputs and outputs of blocks changed: features (n, 2), and logarithms (10) of the changes of outputs (n)."""
+    """Changes of inputs and outputs of blocks: features (n, 2), and logarithms (10) of the changes of outputs (n)."""
 
     features: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Changes:
 
 
 def observe_changes(family: Family, spec: Spec, changes: Changes) -> None:
-    """Draw a request of which everything is computed, and note all changes."""
+    """Draw a request with everything computed, and note all changes."""
     cache = PatchCache(CACHE_BYTES, changes.observe)
 
     def step(state: StepState) -> None:
@@ -52,10 +52,10 @@ def can_train() -> bool:
 
 
 def train(changes: Changes, held_out: Changes, thresholds: Sequence[float]) -> dict[str, Any]:
-    """A forest as a document (`caching.forest`), and how well it tells what changes less than thresholds.
+    """Return a forest as a document (`caching.forest`), and how well it predicts changes below thresholds.
 
     Its `accuracy`, by threshold, is the share of the changes of `held_out` that it puts on the right side; `by_input`
-    is that of the input's change in place of a forest.
+    is the same with the input's change in place of a forest.
     """
     from sklearn.ensemble import RandomForestRegressor
 
@@ -84,7 +84,7 @@ def _agreement(predicted: Tensor, actual: Tensor, limit: Tensor) -> float:
 
 
 def _tree(tree: Any) -> dict[str, list[float]]:
-    """A tree of scikit-learn as lists; leaves lead to themselves."""
+    """Return a tree of scikit-learn as lists; leaves lead to themselves."""
     is_leaf = tree.children_left < 0
     places = range(tree.node_count)
     return {

@@ -1,1 +1,1 @@
-"""Owns the models of a worker, and which of their weights and LoRAs lie on its device."""
+"""Owns the models of a worker, and decides which of their weights and LoRAs are on its device."""

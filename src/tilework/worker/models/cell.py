@@ -1,7 +1,7 @@
-"""The weights of a component in a cell: devices that are one, for a model that exceeds one of them.
+"""The weights of a component in a cell: several devices act as one, for a model that exceeds one of them.
 
-Each device holds a piece of every block of a component. A block is gathered before it runs, and let go after it, so
-that no device has more than one of them whole. The pieces are gathered in the group of the work that runs: if that
+Each device holds a piece of every block of a component. A block is gathered before it runs and freed after it, so
+that no device has more than one whole block. The pieces are gathered in the group of the work that runs: if that
 breaks off, no device waits for another.
 
 Source: fully sharded data parallelism (ZeRO, stage 3). Rejected: torch's own (`torch.distributed.fsdp`). Its group is
@@ -39,7 +39,7 @@ class Cell:
 
     @contextmanager
     def running(self, comm: Comm, devices: Group) -> Iterator[None]:
-        """While entered, blocks are gathered in a group of these devices, of which the cell is a part."""
+        """Gather blocks in a group of these devices, of which the cell is a part, while entered."""
         self._comm = comm.among([devices.index(rank) for rank in self.ranks])
         try:
             yield
@@ -47,7 +47,7 @@ class Cell:
             self._comm = None
 
     def gather(self, piece: Tensor) -> Tensor | None:
-        """The bytes of a block, of which each device has a piece; None if the cell runs no work now.
+        """Gather the bytes of a block from the devices' pieces; return None if the cell runs no work now.
 
         Raises:
             GroupBroken: a device of the cell is lost, or the work was broken off.
@@ -59,7 +59,7 @@ class Cell:
         return whole
 
     def serves(self, info: ModelInfo) -> ModelInfo:
-        """What a model is in this cell: a device is all devices of it, and requests share no forward pass.
+        """Return a model's info in this cell: the cell counts as one device, and requests share no forward pass.
 
         Raises:
             UnsupportedModel: the devices of a cell cannot share its steps.
@@ -77,7 +77,7 @@ class Cell:
 class Block:
     """A module that is gathered at once: its weights, by their index among those of the component.
 
-    They lie in its bytes at `offsets`. Each device has `piece_bytes` of these.
+    The weights lie at `offsets` in the block's bytes, of which each device has `piece_bytes`.
     """
 
     module: nn.Module
@@ -88,7 +88,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitModule:
-    """How the weights of a module lie in a cell: in `blocks`, and those at `whole`, which every device has."""
+    """Layout of a module's weights in a cell: some in `blocks`, and those at `whole` complete on every device."""
 
     cell: Cell
     weights: Sequence[Tensor]
@@ -125,7 +125,7 @@ class SplitModule:
         return piece.to(self.forms[block.indices[0]].device)
 
     def gather_into(self, pieces: Sequence[Tensor], on_host: Callable[[], WeightsFile | None]) -> None:
-        """Let each block have its weights while it runs, from the `pieces` that lie on this device then.
+        """Give each block its weights while it runs, from the `pieces` that lie on this device then.
 
         A block that runs outside of works gets them from the host: some models call one when they get a state, and the
         other devices do not wait for that.
@@ -136,7 +136,7 @@ class SplitModule:
 
     @contextmanager
     def shaped(self) -> Iterator[None]:
-        """While entered, the weights of blocks have their shapes, and no memory."""
+        """Give the weights of blocks their shapes without memory, while entered."""
         indices = [index for block in self.blocks for index in block.indices]
         for index in indices:
             self.weights[index].data = self.forms[index].shaped()
@@ -172,12 +172,12 @@ class SplitModule:
 
 
 def component_in(cell: Cell, module: nn.Module, component: Component, forms: Sequence[Form]) -> Component:
-    """A component with the bytes that a device of the cell needs for it."""
+    """Return a component with the bytes that a device of the cell needs for it."""
     return replace(component, num_bytes=divided(module, forms).held_bytes(cell.size))
 
 
 def divided(module: nn.Module, forms: Sequence[Form]) -> WeightBlocks:
-    """How the weights of a module are divided in cells of any size."""
+    """Return how the weights of a module are divided in cells of any size."""
     blocks = [indices for _, indices in _own_weights(module)]
     in_blocks = {index for indices in blocks for index in indices}
     sizes = [form.num_bytes for form in forms]
@@ -189,7 +189,7 @@ def divided(module: nn.Module, forms: Sequence[Form]) -> WeightBlocks:
 
 
 def _own_weights(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
-    """The blocks of a module, each with its weights, by their index; without those that something else has, too."""
+    """Yield the blocks of a module with the indices of their weights, except weights that are also used elsewhere."""
     weights, found = weights_of(module), list(blocks_of(module))
     uses = Counter(id(weight) for block in found for weight in weights_of(block))
     uses.update(id(weight) for weight in _outside(module, found))
@@ -200,7 +200,7 @@ def _own_weights(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[int, ...]
 
 
 def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[Tensor]:
-    """The weights of a module that no block has."""
+    """Yield the weights of a module that no block has."""
     within = {one for block in blocks for one in block.modules()}
     for one in module.modules():
         if one not in within:

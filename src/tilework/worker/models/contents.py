@@ -1,4 +1,4 @@
-"""What the files of a node's models hold, to compare it with other nodes. Imports no torch: agents call it."""
+"""Contents of the files of a node's models, to compare with other nodes. Imports no torch, since agents call it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class NodeContents:
 
     @property
     def models(self) -> dict[str, ModelContent]:
-        """What is known now. A model whose files cannot be read has none: who loads it says why."""
+        """Contents known now. A model with unreadable files has none: loading it reports the reason."""
         return {name: {each: one.content for each, one in files.items()} for name, files in list(self._models.items())}
 
     def add(self, sources: Sequence[ModelSource]) -> None:
-        """Read the files of models, of weights a sample; takes a second where they lie on a slow disk."""
+        """Read the files of models, but only a sample of weights; takes a second on a slow disk."""
         for source in sources:
             files: dict[str, _File] = {}
             with suppress(ModelError, OSError):
@@ -55,7 +55,7 @@ class NodeContents:
         self._models.pop(model, None)
 
     def read_whole(self) -> bool:
-        """Read all weights of which that was not done; returns whether something is known that was not before."""
+        """Read all weights that were not read whole yet; return whether a digest was found."""
         unread = [one for files in list(self._models.values()) for one in files.values() if _is_unread(one)]
         for one in unread:
             with suppress(OSError, Stopped):
@@ -64,7 +64,7 @@ class NodeContents:
         return any(one.content.whole for one in unread)
 
     def close(self) -> None:
-        """End what is being read."""
+        """Stop reading."""
         self._is_closed.set()
         self.thread.shutdown(wait=False, cancel_futures=True)
 
@@ -78,5 +78,5 @@ def _is_unread(file: _File) -> bool:
 
 
 def _step_back() -> None:
-    """Let this thread, and no other, run when nothing else wants to."""
+    """Let this thread, and no other, run only when nothing else wants to."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)

@@ -1,4 +1,4 @@
-"""What the server must know of a model that a worker has."""
+"""Description of a worker's model for the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def described(
     loras: Mapping[str, Lora],
     refused: Mapping[str, str],
 ) -> LoadedModel:
-    """A model with its components and LoRAs; `refused` are LoRAs that are none of it."""
+    """Describe a model with its components and LoRAs; `refused` are LoRAs that do not belong to it."""
     if isinstance(source, SimulatedSource):
         return LoadedModel(info=family.info, identity=source.pipeline, architecture=source.pipeline)
     info = replace(
@@ -54,9 +54,10 @@ def described(
 
 
 def _decode_memory(family: Family, source: ModelSource, components: Mapping[str, Component]) -> DecodeMemory | None:
-    """What decodes may take, if that is known: `source.memory_bytes`, or what the model leaves of an accelerator.
+    """Return the memory that decodes may take, if known: `source.memory_bytes`, or what the model leaves of a GPU.
 
-    Unless all its components stay there, the autoencoder is there alone, or nearly nothing if layers come and go.
+    The model takes the memory of all components if they stay there, of the autoencoder if they come on demand, and
+    nearly none if layers come and go.
     """
     vae, memory_bytes = family.modules.get("vae"), source.memory_bytes
     if vae is None:
@@ -69,5 +70,5 @@ def _decode_memory(family: Family, source: ModelSource, components: Mapping[str,
 
 
 def _num_bytes(modules: Iterable[nn.Module]) -> int:
-    """Of their weights, of which those that two have in common count once."""
+    """Return the bytes of the modules' weights; weights that modules share count once."""
     return sum({one.data_ptr(): one.nbytes for module in modules for one in weights_of(module)}.values())

@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class WeightsNotLoaded(Exception):
-    """A worker cannot go on, since it cannot load what its next works need."""
+    """A worker cannot continue, since it cannot load what its next works need."""
 
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A load that has not ended: what is `left` of it, what was `dropped` instead, and how long it took so far."""
+    """A load that has not ended: what is `left` of it, what was `dropped` instead, and its time so far."""
 
     command: LoadWeights
     left: list[str]
@@ -35,12 +35,11 @@ class _Load:
 
 
 class Loads:
-    """Loads in the order in which they came, a block at a time; what a work waits for goes before the others.
+    """Loads in the order in which they came, a block at a time; components that a work waits for go first.
 
-    Memory suffices whenever a block is loaded: what makes room for a load was dropped before it came, and works that
-    are begun meanwhile were planned with all of it. So what a device can copy beside works may begin before its turn.
-    Loads are answered through `emit`, with the time that they took, also beside works: it is what a load takes that
-    has to be waited for.
+    Memory suffices for each block: commands before the load made room for it, and works that are begun meanwhile were
+    planned with all of it. So the device may begin copies beside works before a load's turn. `emit` gets the end of
+    each load and its time. This includes copies beside works, because all of it has to be waited for.
     """
 
     def __init__(self, models: Models, budget: Budget, emit: Callable[[WeightsLoaded], None]) -> None:
@@ -62,11 +61,11 @@ class Loads:
             for digest in command.components:
                 if digest not in self._begun:
                     self._models.begin_load(digest)
-        except Exception as error:  # It will be loaded block by block, which gives memory back, or ends the worker.
+        except Exception as error:  # It will be loaded block by block, which frees memory, or ends the worker.
             _log.warning("a component does not come beside works: %s: %s", type(error).__name__, error)
 
     def drop(self, components: Collection[str]) -> None:
-        """Give back the memory of components on the device; what is still to be loaded of them never is."""
+        """Free the memory of components on the device; what is still to be loaded of them never is."""
         start_ns = time.monotonic_ns()
         for load in tuple(self._loads):
             for digest in [one for one in load.left if one in components]:
@@ -78,10 +77,10 @@ class Loads:
         self._drops_ns += time.monotonic_ns() - start_ns
 
     def load_block(self, wanted: Collection[str] | None = None) -> bool:
-        """Load a block of the first component that is wanted, of any if None; False if there is none.
+        """Load a block of the first component that is wanted (None: of any); return False if there is none.
 
         Raises:
-            WeightsNotLoaded: it cannot be loaded, even with all memory that can be given back.
+            WeightsNotLoaded: it cannot be loaded, even with all memory that can be freed.
         """
         for load in self._loads:
             for digest in load.left:
@@ -97,7 +96,7 @@ class Loads:
         return False
 
     def _advance(self, digest: str, command: LoadWeights) -> int | None:
-        """Load a block; if it was the last one, returns the time for which the component came beside works."""
+        """Load a block; after the last one, return the time for which the component came beside works."""
         try:
             try:
                 return self._next(digest, command)
@@ -121,7 +120,7 @@ class Loads:
         return None
 
     def _take(self, load: _Load, digest: str) -> None:
-        """Take a component out of a load, which may end it."""
+        """Remove a component from a load, which may end it."""
         load.left.remove(digest)
         if not load.left:
             self._loads.remove(load)

@@ -20,10 +20,10 @@ _CHANGES_NOTHING = (Execute, ImportState, Forget, NoteSaved, EnterNode, CloseGro
 
 
 class LoadsAhead:
-    """Loads that were received and have not had their turn, as far as nothing in the queue before them changes weights.
+    """Loads that were received and have not had their turn, up to the first command in the queue that changes weights.
 
-    So the device has room for them already: what makes room for a load is dropped by a command before it. `receive` is
-    called by the thread that receives, in the order of the queue; the rest by the one that executes.
+    So the device has room for them already: a command before a load makes room for it. The receiving thread calls
+    `receive` in the order of the queue; the executing thread calls the rest.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class LoadsAhead:
                 self._loads.append(command)
 
     def executed(self, command: Command) -> None:
-        """Take note that a command has had its turn."""
+        """Note that a command has had its turn."""
         with self._lock:
             if not isinstance(command, _CHANGES_NOTHING):
                 self._num_changes -= 1
@@ -47,7 +47,7 @@ class LoadsAhead:
                 self._loads.popleft()
 
     def take(self) -> list[LoadWeights]:
-        """The loads that may begin, each once."""
+        """Return the loads that may begin, each once."""
         with self._lock:
             taken = list(self._loads)
             self._loads.clear()

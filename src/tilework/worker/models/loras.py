@@ -1,4 +1,4 @@
-"""The LoRAs of a worker's models: which there are, and which lie on its device."""
+"""The LoRAs of a worker's models, and which of them are on its device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilework.pipelines.lora import InvalidLora, Loras
 
 
 class LoraChanged(Exception):
-    """The file of a LoRA is another than it was when it was added."""
+    """The file of a LoRA has changed since it was added."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class _Known:
 
 
 class WorkerLoras:
-    """LoRAs by model and name, and by digest. With `on_demand` they are on the device when a command loads them."""
+    """LoRAs by model and name, and by digest. With `on_demand` they reach the device when a command loads them."""
 
     def __init__(self, *, on_demand: bool) -> None:
         self._on_demand = on_demand
@@ -40,7 +40,7 @@ class WorkerLoras:
         self._by_digest: dict[str, _Known] = {}
 
     def add_all(self, family: Family, source: Source) -> tuple[dict[str, Lora], dict[str, str]]:
-        """The LoRAs of a source that requests may use, and why they may not use the others."""
+        """Add all LoRAs of a source; return those that requests may use, and for the others the reasons why not."""
         usable: dict[str, Lora] = {}
         refused: dict[str, str] = {}
         for one in source.loras if isinstance(source, ModelSource) else ():
@@ -51,10 +51,10 @@ class WorkerLoras:
         return usable, refused
 
     def add(self, model: str, family: Family, source: LoraSource) -> Lora:
-        """Read a LoRA, and so find out whether it is one of this model. Its weights must be on the device.
+        """Read a LoRA, which checks that it fits this model. The model's weights must be on the device.
 
         Raises:
-            InvalidLora: it is not, or cannot be read.
+            InvalidLora: it does not fit, or cannot be read.
         """
         if family.loras is None:
             raise InvalidLora(f"{model} is simulated, and takes no LoRAs")
@@ -71,7 +71,7 @@ class WorkerLoras:
         return lora
 
     def add_known(self, model: str, family: Family, source: LoraSource, lora: Lora, content: str) -> None:
-        """Add one that another process has read: `lora` is what that found, `content` the hash of the file."""
+        """Add a LoRA that another process has read: `lora` is the result, `content` the hash of the file."""
         assert family.loras is not None
         self._add(model, family.loras, source, lora, content)
 
@@ -83,7 +83,7 @@ class WorkerLoras:
         return known
 
     def content(self, model: str, name: str) -> str:
-        """The hash of a LoRA's file."""
+        """Return the hash of a LoRA's file."""
         return self._named[model, name].content
 
     def remove(self, model: str, name: str | None = None) -> None:
@@ -95,9 +95,9 @@ class WorkerLoras:
                 self._drop(known)
 
     def load(self, digests: Collection[str]) -> None:
-        """Bring LoRAs to the device, but for those of no model here.
+        """Bring LoRAs to the device; digests of no model here are ignored.
 
-        Raises what reading them raises, and LoraChanged; then none of them is there.
+        Raises the errors of reading them, and LoraChanged; then none of them is there.
         """
         try:
             for known in filter(None, map(self._by_digest.get, digests)):
@@ -111,7 +111,7 @@ class WorkerLoras:
             raise
 
     def drop(self, digests: Collection[str]) -> None:
-        """Give back the memory of LoRAs on the device."""
+        """Free the memory of LoRAs on the device."""
         for known in filter(None, map(self._by_digest.get, digests)):
             if known.is_here:
                 self._drop(known)
@@ -121,18 +121,18 @@ class WorkerLoras:
         known.is_here = False
 
     def digests(self, model: str) -> list[str]:
-        """Those of all LoRAs of a model."""
+        """Return the digests of all LoRAs of a model."""
         return [known.digest for (its_model, _), known in self._named.items() if its_model == model]
 
     def changing(self, model: str, components: Collection[str], used: Sequence[UsedLora]) -> tuple[UsedLora, ...]:
-        """Those that change one of the components. Unknown ones may."""
+        """Return those of the LoRAs that may change one of the components; unknown ones may."""
         known = ((one, self._named.get((model, one.name))) for one in used)
         return tuple(one for one, lora in known if lora is None or not lora.changes.isdisjoint(components))
 
     def use(self, model: str, family: Family, components: Collection[str], used: Sequence[UsedLora]) -> list[str]:
         """Compute with these LoRAs from now on, for a stage with these components.
 
-        Returns the names of those that are not here although they change one of the components; none is used then.
+        Returns the names of those that change one of the components but are not here; none is used then.
         """
         if family.loras is None:
             return []

@@ -30,9 +30,9 @@ class WeightsMissing(Exception):
 class Models:
     """Families by the names of their models, maybe none, all on one device.
 
-    Without `weights` their components always lie there; else those that were loaded last, by `components`: the digest
-    and size of each, by model and name. A model that is added to a CPU slot, which is without, needs none. `broken`
-    says of other models why they cannot be served here.
+    Without `weights` their components always are on the device; else those that were loaded last. `components` has the
+    digest and size of each, by model and name. A CPU slot has no `weights`: a model that is added there must need none.
+    `broken` has the reason why other models cannot be served here.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Models:
         return name in self._families
 
     def change(self, command: ModelChange) -> ModelAdded | LoraAdded | None:
-        """Serve a model or LoRA more, or less; the answer, if there is one.
+        """Add or remove a model or LoRA; return the answer, if there is one.
 
-        What cannot be served is answered with the reason, and changes nothing.
+        If it cannot be served, the answer has the reason, and nothing changes.
         """
         match command:
             case AddModel(source, skeleton):
@@ -112,7 +112,7 @@ class Models:
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """Why models cannot be served here that other workers may serve, by name."""
+        """Reasons why models cannot be served here, though other workers may serve them, by name."""
         return self._broken
 
     @property
@@ -121,17 +121,17 @@ class Models:
 
     @property
     def cell_size(self) -> int:
-        """How many devices are one here."""
+        """Number of devices that count as one here."""
         return 1 if self._weights is None or self._weights.cell is None else self._weights.cell.size
 
     def running(self, comm: Comm, group: GroupRef) -> AbstractContextManager[None]:
-        """While entered, a group runs a work. In a cell the blocks of a component are gathered in it."""
+        """Let a group run a work while entered. In a cell the blocks of a component are gathered in it."""
         if self._weights is None or self._weights.cell is None:
             return nullcontext()
         return self._weights.cell.running(comm, group.devices)
 
     def require(self, model: str, stage: str) -> None:
-        """Raises WeightsMissing if a component of the stage is not on the device."""
+        """Check that the components of a stage are on the device. Raises WeightsMissing otherwise."""
         known = self._components.get(model)
         if self._weights is None or known is None:
             return
@@ -141,14 +141,14 @@ class Models:
             raise WeightsMissing(f"{model} has no weights of {', '.join(missing)} here")
 
     def changing(self, model: str, stage: str, loras: Sequence[UsedLora]) -> tuple[UsedLora, ...]:
-        """Those of the LoRAs that change a component of the stage."""
+        """Return those of the LoRAs that change a component of the stage."""
         return self._loras.changing(model, self[model].info.graph.stage(stage).spec.components, loras)
 
     def use(self, model: str, stage: str | None, loras: Sequence[UsedLora]) -> None:
         """Compute with these LoRAs, and no others, until the next call.
 
-        Raises WeightsMissing if one is not on the device that changes a component of the stage. Without a stage those
-        that are there are used.
+        Raises WeightsMissing if a LoRA that changes a component of the stage is not on the device. Without a stage, the
+        LoRAs that are there are used.
         """
         family = self[model]
         components = () if stage is None else family.info.graph.stage(stage).spec.components
@@ -157,7 +157,7 @@ class Models:
             raise WeightsMissing(f"{model} has no LoRA {', '.join(missing)} here")
 
     def needed(self, model: str, stage: str) -> Collection[str]:
-        """The digests of what a stage may need: its components, and all LoRAs of the model."""
+        """Return the digests that a stage may need: its components, and all LoRAs of the model."""
         known = self._components.get(model)
         if self._weights is None or not known:
             return ()
@@ -171,14 +171,14 @@ class Models:
                 pass
 
     def begin_load(self, digest: str) -> None:
-        """Begin to bring a component to the device beside what runs there, if that can be: `loading` waits for it."""
+        """Begin to bring a component to the device beside what runs there, if possible: `loading` waits for it."""
         if self._weights is not None:
             self._weights.begin(digest)
 
     def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None, None, int]:
         """Bring a component to the device, a block after each `next`: it is there when the iterator has ended.
 
-        For want of room the host forgets `forgets` first. Returns the nanoseconds for which it came beside what ran.
+        If the host lacks room, it forgets `forgets` first. Returns the nanoseconds for which it came beside what ran.
         """
         if self._weights is None:
             return 0
@@ -188,11 +188,11 @@ class Models:
         return beside_ns
 
     def _shaped(self) -> AbstractContextManager[None]:
-        """While entered, LoRAs can be read: their weights must fit those of the model."""
+        """Give weights their shapes while entered, so that LoRAs can be read: they must fit the model."""
         return nullcontext() if self._weights is None else self._weights.shaped()
 
     def drop(self, digests: Collection[str]) -> None:
-        """Give back the memory of components on the device."""
+        """Free the memory of components on the device."""
         if self._weights is not None:
             self._weights.drop(digests)
             self._loras.drop(digests)

@@ -1,8 +1,8 @@
 """Loads a model whose weights come to the device by command: none of them is there when the worker starts.
 
-Each component is read on the host, which keeps its weights, and has their shapes alone on the device. Those that no
-stage names go there and stay. Rejected: the
-skeletons of models that are added (`skeleton`). They are pickled, which some pipelines cannot be.
+Each component is read on the host, which keeps its weights; on the device it only has their shapes. Components that no
+stage names go to the device and stay. Rejected: the skeletons of models that are added (`skeleton`). They are pickled,
+which some pipelines cannot be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tilework.worker.models.weights import KeptWeights, Weights
 def load_on_demand(
     source: ModelSource, weights: Weights, loras: WorkerLoras
 ) -> tuple[Family, LoadedModel, Mapping[str, Component]]:
-    """A model, what the server must know of it, and its components by name. LoRAs are read one after another.
+    """Load a model; return it, its description for the server, and its components by name.
+
+    LoRAs are read one after another.
 
     Raises:
         ModelError: it cannot be served.
@@ -42,6 +44,6 @@ def load_on_demand(
     for module in kept.keys() - set(family.modules.values()):
         weights.load_to_stay(module, kept[module])
     components = {name: kept[module].component for name, module in family.modules.items()}
-    with weights.shaped():  # Those of LoRAs must fit the model's.
+    with weights.shaped():  # LoRAs must fit the model's shapes.
         usable, refused = loras.add_all(family, source)
     return family, described(family, source, components, usable, refused), components

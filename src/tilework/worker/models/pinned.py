@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: pages that this process may not write.
 
 Register = Callable[[int, int], bool]
-"""Lets the device read this number of bytes at an address; False if it cannot."""
+"""Lets the device read this number of bytes at an address; returns False if it cannot."""
 
 
 def register(address: int, num_bytes: int) -> bool:
-    """By the runtime of CUDA: the pages stay in memory until `unregister`."""
+    """Register memory with the runtime of CUDA: the pages stay in memory until `unregister`."""
     done = int(_runtime().cudaHostRegister(address, num_bytes, _READ_ONLY)) == 0
     if not done:
-        with suppress(RuntimeError):  # The error is remembered, and the next kernel would be taken for its cause.
+        with suppress(RuntimeError):  # CUDA remembers the error, and would blame the next kernel for it.
             torch.zeros(1, device="cuda").add_(1)
     return done
 
@@ -42,26 +42,26 @@ def _runtime() -> Any:
 class PinnedFiles:
     """Files that a device has loaded from. They stay mapped and registered as long as they exist.
 
-    To register a file takes a few times as long as to copy it, and a copy from memory that is not registered takes six
-    times as long (`bench/gpu/run.py loads`): so it is done once for each file. A file that another worker has removed
-    is let go at the next call; until then its memory is not free. Where the device cannot read a file by itself, or the
+    Registering a file takes a few times as long as copying it, and a copy from memory that is not registered takes six
+    times as long (`bench/gpu/run.py loads`): so each file is registered once. A file that another worker has removed is
+    unmapped at the next call; until then its memory is not free. Where the device cannot read a file by itself, or the
     limit of locked memory is reached, the copy goes through a buffer of the driver, and the log says so once.
     """
 
     register: Register = register
     unregister: Callable[[int], None] = unregister
     wait: Callable[[], None] = lambda: None
-    """Returns when the device reads none of them any more; called before one is let go."""
+    """Returns when the device no longer reads any of them; called before a file is unmapped."""
     _mapped: dict[Path, tuple[int, mmap.mmap]] = field(default_factory=dict)
     """Inode and mapping by path."""
     _has_failed: bool = False
 
     def __post_init__(self) -> None:
-        # Memory that is unmapped while it is registered makes trouble for whatever is mapped there next.
+        # Memory that is unmapped while it is registered breaks whatever is mapped there next.
         weakref.finalize(self, _unregister_all, self._mapped, self.unregister)
 
     def map(self, path: Path, num_bytes: int) -> mmap.mmap:
-        """The contents of a file, to be read only. Raises FileNotFoundError."""
+        """Map the contents of a file, read-only. Raises FileNotFoundError."""
         self._forget_removed()
         inode = path.stat().st_ino
         known = self._mapped.get(path)
@@ -77,7 +77,7 @@ class PinnedFiles:
         return mapped
 
     def known(self, path: Path) -> mmap.mmap | None:
-        """The contents of a file that the device reads by itself already."""
+        """Return the contents of a file that the device already reads by itself; None for others."""
         self._forget_removed()
         known = self._mapped.get(path)
         return None if known is None else known[1]
@@ -101,7 +101,7 @@ def _address(mapped: mmap.mmap) -> int:
 
 
 def bytes_of(mapped: mmap.mmap) -> torch.Tensor:
-    """The mapped bytes as a tensor, which is never written."""
+    """Return the mapped bytes as a tensor, which is never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         return torch.frombuffer(mapped, dtype=torch.uint8)

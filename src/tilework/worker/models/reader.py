@@ -1,6 +1,7 @@
 """Reads components from the disk into the memory of the host, for the workers that serve there.
 
-In a process of its own: the libraries change settings of the whole process while they read, on which pictures depend.
+It runs in its own process: while reading, the libraries change settings of the whole process, and images depend on
+these.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _read(one: ComponentFiles, files: SharedWeights, forgets: Sequence[str]) -> 
 
 
 def _read_through(file: Path) -> bool:
-    """Let the operating system have a file in its cache, where workers read it from."""
+    """Read a file so that the operating system caches it: workers read it from there."""
     with file.open("rb") as opened:
         while opened.read(_BLOCK_BYTES):
             pass

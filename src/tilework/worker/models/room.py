@@ -1,4 +1,4 @@
-"""How much of weights a node's memory can have; without torch, as the process that starts workers asks."""
+"""Capacity of a node's memory for weights; without torch, as the process that starts workers asks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the sa
 
 
 def capacity_bytes(directory: Path) -> int:
-    """How much of weights the directory can have: what is there, and what is free but for the reserve."""
+    """Return the bytes of weights that the directory can hold: what is there, and what is free minus the reserve."""
     there = sum(path.stat().st_size for path in directory.iterdir() if not path.suffix) if directory.is_dir() else 0
     free = shutil.disk_usage(directory if directory.is_dir() else directory.parent).free
     return max(0, there + free - RESERVE_BYTES)

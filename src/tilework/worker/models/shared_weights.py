@@ -1,4 +1,4 @@
-"""One copy of the weights for all CPU workers of a node: files that each worker maps into its memory."""
+"""One copy of the weights on the host for all workers of a node: files that each worker maps into its memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilework.worker.models.room import RESERVE_BYTES
 
 _log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
-_BLOCK_BYTES = 64 << 20  # What is mapped at once: a multiple of any page size, and some hundredths of a second.
+_BLOCK_BYTES = 64 << 20  # Mapped at once: a multiple of any page size; takes some hundredths of a second.
 
 
 class NoRoom(OSError):
@@ -35,11 +35,11 @@ class NoRoom(OSError):
 class SharedWeights:
     """Files in `directory`, each with the weights of a component, named by its digest.
 
-    The first worker that loads a component writes its file; the others wait for it, map the file as well, and let their
-    own copy go. The mapping is private: a worker that changed a weight would change it for itself. Workers that are
-    killed leave at most an incomplete file, which is not used. Who owns the directory removes the files.
+    The first worker that loads a component writes its file; the others wait for it, map the file as well, and free
+    their own copy. The mapping is private: a worker that changed a weight would change it for itself. Workers that are
+    killed leave at most an incomplete file, which is not used. The owner of the directory removes the files.
 
-    A device reads files that are `pinned` by itself, with `copies` beside what runs there.
+    A device reads files that are `pinned` by itself; with `copies` it does so beside what runs there.
     """
 
     def __init__(self, directory: Path, copies: SideCopies | None = None, pinned: PinnedFiles | None = None) -> None:
@@ -50,10 +50,10 @@ class SharedWeights:
             self._pinned.wait = copies.finish
 
     def share(self, module: nn.Module) -> str | None:
-        """Let the weights of a module lie in the file; returns its name. None if there is no room for it.
+        """Let the weights of a module lie in the file; return its name. None if there is no room for it.
 
-        Then the module has weights of its own, and the log says so. Weights keep their bits, and tied weights stay
-        tied.
+        Without room the module keeps its own weights, and the log says so. Weights keep their bits, and tied weights
+        stay tied.
         """
         tensors = weights_of(module)
         name = digest_of(tensors)
@@ -76,9 +76,9 @@ class SharedWeights:
                 self._write(path, tensors)
 
     def keep_if_possible(self, component: Component, weights: Sequence[Tensor], forgets: Sequence[str] = ()) -> bool:
-        """Write the file of a component, if need be in the place of the files `forgets` and those least lately needed.
+        """Write the file of a component, if need be in place of `forgets`, and then of the least recently used files.
 
-        False if that cannot be: it is read from the directory of its model each time then.
+        Returns False if that is impossible: then each use reads the component from the directory of its model.
         """
         try:
             try:
@@ -93,7 +93,7 @@ class SharedWeights:
 
     @contextmanager
     def reading(self, name: str, *, waits: bool = True) -> Iterator[bool]:
-        """Read what the file will have, and keep it. Another process that reads the same is waited for.
+        """Hold the right to read a component and keep its file; waits while another process reads the same.
 
         Yields whether this process may read: always, if it `waits`.
         """
@@ -105,10 +105,10 @@ class SharedWeights:
         return (self._directory / name).exists()
 
     def make_room(self, num_bytes: int, first: Sequence[str] = ()) -> None:
-        """Remove files until they free this number of bytes: those of `first`, in this order, and then those that were
+        """Remove files until they free this number of bytes: those of `first`, in this order, then those that were
         mapped or written the longest ago.
 
-        Workers that have them mapped keep them until they let them go.
+        Workers that have mapped them keep them until they unmap them.
         """
         ranks = {name: rank - len(first) for rank, name in enumerate(first)}
         files = [path for path in self._directory.iterdir() if not path.suffix]
@@ -120,7 +120,7 @@ class SharedWeights:
             del files[0]
 
     def map(self, name: str, tensors: Sequence[Tensor], forms: Sequence[Form]) -> None:
-        """Let weights of these forms, whose memory may have been given back, lie in the file, or in a copy on a device.
+        """Let weights of these forms, whose memory may have been freed, lie in the file, or in a copy on a device.
 
         Raises FileNotFoundError.
         """
@@ -128,7 +128,7 @@ class SharedWeights:
             pass
 
     def open(self, name: str, forms: Sequence[Form]) -> WeightsFile:
-        """The file with weights of these forms. It can be used from now on, even if another worker removes it.
+        """Open the file with weights of these forms. It stays usable even if another worker removes it.
 
         Raises FileNotFoundError.
         """
@@ -144,10 +144,10 @@ class SharedWeights:
         return WeightsFile(mapped, offsets, forms)
 
     def send(self, name: str, tensors: Sequence[Tensor], forms: Sequence[Form]) -> Sending | None:
-        """Begin to bring weights of these forms, whose memory was given back, to their device, beside what runs there.
+        """Begin to bring weights of these forms, whose memory was freed, to their device, beside what runs there.
 
-        None if that cannot be: there are no copies beside runs, or the device does not read the file by itself yet,
-        since to let it takes longer than the copy, and the host would wait for that.
+        Returns None if that is impossible: there are no copies beside runs, or the device does not read the file by
+        itself yet. To enable that takes longer than the copy, and the host would wait for it.
         """
         mapped = None if self._copies is None else self._pinned.known(self._directory / name)
         if self._copies is None or mapped is None:
@@ -195,7 +195,7 @@ class WeightsFile:
             tensor.data = self.weight(index).to(form.device)
 
     def weight(self, index: int) -> Tensor:
-        """A weight as it lies in the file."""
+        """Return a weight as it lies in the file."""
         return placed(bytes_of(self.mapped), self.offsets[index], self.forms[index])
 
     def _populate(self, start: int) -> None:
@@ -206,7 +206,7 @@ class WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is known of a weight without its memory."""
+    """Properties of a weight, without its memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -227,16 +227,16 @@ class Form:
         return self.count * self.dtype.itemsize
 
     def empty(self) -> Tensor:
-        """A weight without memory."""
+        """Return a weight without memory."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def shaped(self) -> Tensor:
-        """A weight without memory but for one element, for libraries that look at shapes."""
+        """Return a weight with its shape and the memory of one element, for libraries that look at shapes."""
         return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
 def digest_of(tensors: Sequence[Tensor]) -> str:
-    """A hash of the types, shapes and bits of weights."""
+    """Return a hash of the types, shapes and bits of weights."""
     digest = sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\0".encode())
@@ -250,7 +250,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def laid_out(forms: Sequence[Form]) -> tuple[list[int], int]:
-    """The offset of each weight in memory where one follows another, as in the file, and the length of all."""
+    """Return the offset of each weight in memory where one follows another, as in the file, and the total length."""
     offsets, end = [], 0
     for form in forms:
         offsets.append(end)
@@ -259,7 +259,7 @@ def laid_out(forms: Sequence[Form]) -> tuple[list[int], int]:
 
 
 def placed(memory: Tensor, offset: int, form: Form) -> Tensor:
-    """A weight as it lies in these bytes; a copy of one that is empty, or whose rows do not follow each other."""
+    """Return a weight as it lies in these bytes, or a copy if it is empty or its rows are not adjacent."""
     if not form.count:
         return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=memory.device)
     there = memory[offset : offset + form.num_bytes].view(form.dtype).view(form.shape)
@@ -277,7 +277,7 @@ def _used_ns(path: Path) -> int:
 
 @contextmanager
 def _locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
-    """Hold a lock that the end of the process frees; yields whether it is held. If it `waits`, it is."""
+    """Hold a lock that the end of the process frees; yield whether it is held. It always is if `waits`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -1,4 +1,4 @@
-"""How large a model is, before it is known how many devices have it together."""
+"""Size of a model, before it is known how many devices will share it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.worker.models.shared_weights import Form
 
 
 def size_of(source: ModelSource) -> ModelSize:
-    """Read a model, and say how large it is; nothing of it is kept.
+    """Read a model, and return its size; nothing of it is kept.
 
     Raises:
         ModelError: it cannot be served.

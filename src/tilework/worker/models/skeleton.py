@@ -1,9 +1,9 @@
-"""Models without their weights, so that workers that serve can take one over in a moment, and cells one that is large.
+"""Models without their weights, which running workers can take over in a moment, and cells can read if they are large.
 
-A process of its own reads a model that is added while the server runs, keeps its weights on the host, and leaves the
+A separate process reads a model that is added while the server runs, keeps its weights on the host, and leaves the
 rest of it in a file. A worker of a cell reads its models in the same way: no device of a cell could hold one whole.
-Pickled, since it consists of the libraries' own objects; it lies in the server's own directory, which no other user can
-write.
+The file is pickled, since it consists of the libraries' own objects; it lies in the server's own directory, to which
+no other user can write.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Skeleton:
 
 
 def leave_skeleton(source: ModelSource, weights: Weights) -> tuple[LoadedModel, bytes]:
-    """Read a model, and keep its weights on the host; returns what the server must know, and the skeleton.
+    """Read a model, and keep its weights on the host; return its description for the server, and the skeleton.
 
     Raises:
         ModelError: it cannot be served.
@@ -67,7 +67,7 @@ def leave_skeleton(source: ModelSource, weights: Weights) -> tuple[LoadedModel, 
 
 
 def _without_weights(pipeline: Any) -> bytes:
-    """The pipeline as bytes. Its weights are as before afterwards."""
+    """Return the pipeline as bytes, and restore its weights."""
     held = [(one, one.data) for module in modules_of(pipeline).values() for one in weights_of(module)]
     try:
         for one, _ in held:
@@ -86,10 +86,10 @@ def _without_weights(pipeline: Any) -> bytes:
 def take_over(
     source: ModelSource, skeleton: bytes, weights: Weights, loras: WorkerLoras, device: torch.device
 ) -> tuple[Family, Mapping[str, Component]]:
-    """The model of a skeleton. None of its weights and LoRAs is on the device."""
+    """Take over the model of a skeleton. None of its weights and LoRAs is on the device."""
     left: Skeleton = from_bytes(skeleton)
     pipeline = from_bytes(left.pipeline)
-    pipeline.to(device)  # What is no weight of a component.
+    pipeline.to(device)  # Brings tensors that are no weights of a component.
     family = family_of(source, pipeline)
     for name, module in modules_of(pipeline).items():
         weights.add_empty(module, left.weights[name].on(device), partial(load_component, source, name))
@@ -99,7 +99,7 @@ def take_over(
 
 
 def exporter_of(skeleton: bytes) -> Exporter:
-    """What a CPU slot needs of the model of a skeleton.
+    """Return the part of a skeleton's model that a CPU slot needs.
 
     Raises:
         UnsupportedModel: it needs more than to write videos.

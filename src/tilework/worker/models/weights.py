@@ -1,7 +1,7 @@
-"""The weights of a worker's components: which lie on its device, and from where the others can be loaded.
+"""The weights of a worker's components: which are on its device, and from where the others can be loaded.
 
-Weights that are not on the device lie in files that the workers of a node share (`shared_weights`), as long as these
-have room for them, and in the directory of their model. A module without its weights keeps their types.
+Weights that are not on the device lie in files that the workers of a node share (`shared_weights`), as long as there
+is room, and in the directory of their model. A module without its weights keeps their types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilework.pipelines.cuda.copies import Sending
 from tilework.worker.models.cell import Cell, SplitModule, component_in
 from tilework.worker.models.shared_weights import Form, SharedWeights, WeightsFile, digest_of
 
-_POLL_S = 0.002  # Between two looks whether another process has read a component.
+_POLL_S = 0.002  # Pause between two checks whether another process has read a component.
 
 Read = Callable[[], nn.Module]
 """Reads a component from the directory of its model."""
@@ -31,7 +31,7 @@ Read = Callable[[], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class KeptWeights:
-    """What is known of a module's weights without their memory: the component, and what they are like."""
+    """Component of a module, and the forms of its weights, without their memory."""
 
     component: Component
     forms: tuple[Form, ...]
@@ -45,13 +45,13 @@ class KeptWeights:
         return KeptWeights(Component(digest, sum(form.num_bytes for form in forms)), forms)
 
     def on(self, device: torch.device) -> KeptWeights:
-        """The same for weights that are to lie on another device."""
+        """Return the same for weights that are to lie on another device."""
         return replace(self, forms=tuple(replace(form, device=device) for form in self.forms))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Module:
-    """The weights of a module of one model, what they are like, how they are read, and how they lie in a cell."""
+    """The weights of a module of one model, their forms, the function that reads them, and their layout in a cell."""
 
     weights: Sequence[Tensor]
     forms: Sequence[Form]
@@ -63,7 +63,7 @@ class _Module:
 class _Known:
     """A component, and the modules that have it: one of each model with this component.
 
-    In a cell `pieces` are this device's of its blocks. The weights of the first module may be under way, as `sending`.
+    In a cell `pieces` are this device's pieces of its blocks. `sending` is set while the first module's weights arrive.
     """
 
     component: Component
@@ -84,7 +84,7 @@ class Weights:
         self._known: dict[str, _Known] = {}
 
     def add(self, module: nn.Module, read: Read) -> Component:
-        """Take over the weights of a module, which lie on the device; it is without them then.
+        """Take over the weights of a module, which lie on the device; the module is left without them.
 
         Components are equal if class, configuration and weights are, wherever they come from.
         """
@@ -95,8 +95,10 @@ class Weights:
         return kept.component
 
     def leave_on_host(self, module: nn.Module, device: torch.device) -> KeptWeights:
-        """Keep the weights of a module that was just read on the host; on the `device` it has their shapes alone then,
-        until `add_empty` takes it over."""
+        """Keep on the host the weights of a module that was just read.
+
+        On the `device` they have only their shapes, until `add_empty` takes the module over.
+        """
         kept = KeptWeights.of(module).on(device)
         weights = weights_of(module)
         if kept.component.digest not in self._known:
@@ -120,7 +122,7 @@ class Weights:
         self._files.keep_if_possible(kept.component, weights)
 
     def add_empty(self, module: nn.Module, kept: KeptWeights, read: Read) -> None:
-        """Take over a module whose weights are known; those that it has are let go."""
+        """Take over a module whose weights are known; frees those that it has."""
         digest = kept.component.digest
         known = self._known.setdefault(digest, _Known(kept.component))
         split = None if self.cell is None else SplitModule.of(module, kept.forms, self.cell)
@@ -134,20 +136,20 @@ class Weights:
         known.modules.append(added)
 
     def component(self, module: nn.Module, kept: KeptWeights) -> Component:
-        """The component of a module, with the bytes that a device needs for it."""
+        """Return the component of a module, with the bytes that a device needs for it."""
         whole = kept.component
         return whole if self.cell is None else component_in(self.cell, module, whole, kept.forms)
 
     @contextmanager
     def shaped(self) -> Iterator[None]:
-        """While entered, weights that are not on the device have their shapes, for libraries that look at these."""
+        """Give weights that are not on the device their shapes while entered, for libraries that look at these."""
         with ExitStack() as stack:
             for module in (one for known in self._known.values() for one in known.modules):
                 stack.enter_context(_shaped(module) if module.split is None else module.split.shaped())
             yield
 
     def remove(self, module: nn.Module) -> None:
-        """Let go of a module. A component that no module has any more is forgotten; its file stays for a while."""
+        """Forget a module. A component that no module has any more is forgotten; its file stays for a while."""
         ours = {id(one) for one in weights_of(module)}
         for digest, known in list(self._known.items()):
             known.modules = [one for one in known.modules if not ours.intersection(map(id, one.weights))]
@@ -158,7 +160,7 @@ class Weights:
         return all(self._known[digest].is_here for digest in digests)
 
     def begin(self, digest: str) -> None:
-        """Begin to bring a component to the device beside what runs there, if that can be: `loading` waits for it."""
+        """Begin to bring a component to the device beside what runs there, if possible: `loading` waits for it."""
         known = self._known.get(digest)
         if known is None or known.is_here or known.sending is not None or self.cell is not None:
             return
@@ -168,10 +170,10 @@ class Weights:
     def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None, None, int]:
         """Bring a component to the device, a block after each `next`; it is there when the iterator has ended.
 
-        One of no model here takes no block. What must be read from the disk is one block; where its file has no room,
-        those of `forgets` are removed first. While another process reads it, a block is a short wait. If reading raises
-        an error, or the iterator is closed before its end, nothing of it is there. Returns the nanoseconds for which it
-        came beside what ran.
+        A component of no model here takes no block. Reading from the disk is one block; if its file has no room, the
+        files of `forgets` are removed first. While another process reads it, a block is a short wait. If reading raises
+        an error, or the iterator is closed before its end, nothing of the component is there. Returns the nanoseconds
+        for which it came beside what ran.
         """
         known = self._known.get(digest)
         if known is None or known.is_here:
@@ -190,10 +192,10 @@ class Weights:
         return 0 if sending is None else sending.beside_ns
 
     def drop(self, digests: Collection[str]) -> None:
-        """Give back the memory of components on the device."""
+        """Free the memory of components on the device."""
         for digest in filter(self._known.__contains__, digests):
             known = self._known[digest]
-            if known.sending is not None:  # What it writes would be given away.
+            if known.sending is not None:  # The memory that the copy writes would be given to others.
                 known.sending.end.synchronize()
                 known.sending = None
             known.is_here = False
@@ -218,7 +220,7 @@ class Weights:
             yield from first.split.bring(file.weight, known.pieces)
 
     def _read(self, known: _Known, module: _Module, forgets: Sequence[str]) -> WeightsFile | None:
-        """Read a component; returns its file, None if there is no room for one: then the module has its weights."""
+        """Read a component; return its file, or None if there is no room for one: then the module has its weights."""
         weights = weights_of(module.read())
         if self._files.keep_if_possible(known.component, weights, forgets):
             file = self._open(known, module)
@@ -233,7 +235,7 @@ class Weights:
         return None
 
     def _open(self, known: _Known, module: _Module) -> WeightsFile | None:
-        """The file of a component, if it is there. Others may remove it any time."""
+        """Return the file of a component, if it is there. Others may remove it at any time."""
         try:
             return self._files.open(known.component.digest, module.forms)
         except FileNotFoundError:
@@ -241,14 +243,14 @@ class Weights:
 
 
 def _configuration(module: nn.Module) -> str:
-    """The configuration of a component, without what begins with "_": that says where it was read, and by what."""
+    """Return a component's configuration without names that begin with "_": they say where and by what it was read."""
     config: Any = getattr(module, "config", {})
     settings = config.to_dict() if hasattr(config, "to_dict") else config
     return repr(sorted((name, repr(value)) for name, value in settings.items() if not name.startswith("_")))
 
 
 def _share(first: _Module, other: _Module) -> None:
-    """Let a module have the weights of another."""
+    """Give a module the weights of another."""
     for mine, its in zip(other.weights, first.weights, strict=True):
         mine.data = its.data
 
@@ -260,7 +262,7 @@ def _empty(module: _Module) -> None:
 
 @contextmanager
 def _shaped(module: _Module) -> Iterator[None]:
-    """While entered, those weights of a module that have no memory have their shapes."""
+    """Give those weights of a module that have no memory their shapes, while entered."""
     pairs = zip(module.weights, module.forms, strict=True)
     lacking = [(weight, form) for weight, form in pairs if weight.numel() < form.count]
     for weight, form in lacking:

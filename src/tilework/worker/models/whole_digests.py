@@ -1,4 +1,4 @@
-"""Digests of whole files of weights, which are read once: all processes of a user find them in its cache."""
+"""Digests of whole files of weights. Each is computed once: all processes of a user find it in the user's cache."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tilework.pipelines.content.digests import whole_digest
 
 _log = logging.getLogger(__name__)
 _MOST = 4096
-"""Files whose digests are kept: those that were written last."""
+"""Number of files whose digests are kept: those that were written last."""
 _LINE = re.compile(r"(?P<digest>[0-9a-f]{32}) (?P<check>[0-9a-f]{16})\n")
 
 
 class WholeDigests:
-    """A small file in the cache for each file of weights, written whole or not at all.
+    """A cache with a small file for each file of weights, written whole or not at all.
 
-    It is called after the `stamp` of the weights. So that of a file that has changed is not found, and two processes
-    that write the same one agree. One that is damaged is as none.
+    A cache file is named after the `stamp` of the weights. So the digest of a file that has changed is not found, and
+    two processes that write the same one agree. A damaged cache file counts as missing.
     """
 
     @cached_property
@@ -38,7 +38,7 @@ class WholeDigests:
             return None
 
     def known(self, stamped: str) -> str:
-        """The digest of the file that had this stamp; empty if it was not read."""
+        """Return the digest of the file that had this stamp; empty if it was not read."""
         if self._folder is None:
             return ""
         try:
@@ -48,7 +48,7 @@ class WholeDigests:
         return line["digest"] if line is not None and line["check"] == _check(stamped, line["digest"]) else ""
 
     def read(self, path: Path, stamped: str, is_stopped: Callable[[], bool]) -> str:
-        """The digest of a file, which is read; empty if it has not this stamp any more. Raises OSError, Stopped."""
+        """Read a file and return its digest; empty if its stamp has changed. Raises OSError, Stopped."""
         digest = whole_digest(path, is_stopped)
         if stamp(path) != stamped:
             return ""
@@ -76,7 +76,7 @@ class WholeDigests:
 
 
 def stamp(path: Path) -> str:
-    """A name of a file as it is now: of its path, size, times, device and inode. Raises OSError."""
+    """Return a name of a file as it is now, from its path, size, times, device and inode. Raises OSError."""
     status = path.stat()
     what = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino
     return sha256(f"{path.resolve()} {what}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Owns what is there before a worker serves: what it is forked with, where it begins, and when it must begin anew.
+"""Owns what comes before a worker serves: the memory it is forked with, its entry point, and its restart if needed.
 
 Imports nothing by itself: the process that starts workers imports `entry`, and has no torch.
 """

@@ -1,6 +1,6 @@
-"""Where a worker begins: a module of its own, so that the process that starts workers needs no torch.
+"""Entry point of a worker, a separate module, so that the process that starts workers needs no torch.
 
-`multiprocessing` asks for the function itself, and then gives the new process no more than its name.
+`multiprocessing` wants the function itself, but gives the new process only its name.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tilework.ownership.own import ONLY_OURS
 
 
 def run(connection: socket.socket, sources: Sequence[Source], site: Site) -> None:
-    """`worker.process.serve`, which is imported in the new process, where it is there already.
+    """Run `worker.process.serve`, which is imported in the new process, where it is there already.
 
-    What the process writes, states and weights, is for no other user to read.
+    Files that the process writes, states and weights, are readable by no other user.
     """
     os.umask(ONLY_OURS)
     from tilework.worker.process import serve

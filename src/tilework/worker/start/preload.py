@@ -1,10 +1,10 @@
-"""What the forkserver imports once, so that a worker starts in hundredths of a second instead of several.
+"""Imports that the forkserver makes once, so that a worker starts in hundredths of a second instead of several.
 
 Imports only: no thread, no CUDA context and no model may exist before the fork. The forkserver ignores a preload that
 fails, so a test looks for this module among those that a worker was born with.
 
-Nothing of it becomes garbage. Collections would look at it again and again: for a fifth of the time that the imports
-take, and in each worker, which would have a copy of the memory that they share.
+Nothing of it becomes garbage. Collections would look at it again and again: for a fifth of the time of the imports,
+and in each worker, which would then get a copy of the memory that they share.
 """
 
 import atexit
@@ -55,5 +55,5 @@ try:
     gc.freeze()
 finally:
     gc.enable()
-atexit.register(os._exit, 0)  # To take apart what was imported takes 2 s, and nothing of it has anything to write.
+atexit.register(os._exit, 0)  # Taking the imports apart takes 2 s, and none has anything to write.
 PRELOADED = True

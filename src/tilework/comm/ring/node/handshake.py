@@ -1,4 +1,4 @@
-"""How a producer gets the memory of a ring: over a Unix socket, which then tells each end that the other has ended.
+"""Handover of a ring's memory to a producer: over a Unix socket, which then tells each end when the other has ended.
 
 The kernel closes a socket after it has released the memory of the process that held it. So the end of a connection
 proves that no instruction of its producer writes to the ring any more.
@@ -24,7 +24,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a producer is given: its id among the producers of the ring and the epoch of this id, and the ring."""
+    """Grant to a producer: its id among the producers of the ring and the epoch of this id, and the ring."""
 
     layout: Layout
     owner: int
@@ -36,7 +36,7 @@ class Grant:
 
 
 def listen(path: str) -> socket.socket:
-    """Listen at a path, also where a former listener has ended. The path is never without a socket meanwhile."""
+    """Listen at a path, even if a former listener has left it. The path always has a socket meanwhile."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.setblocking(False)
     with suppress(FileNotFoundError):
@@ -48,14 +48,14 @@ def listen(path: str) -> socket.socket:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process id and user id of who connected; the id is 0 if the process is in a namespace that cannot be seen."""
+    """Return process id and user id of the other end; the process id is 0 if its namespace cannot be seen."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
 
 
 def grant(connection: socket.socket, given: Grant, fds: list[int]) -> None:
-    """Hand the memory, the bell and the owner's file over. Raises OSError if the producer is gone."""
+    """Hand over the memory, the bell and the owner's file. Raises OSError if the producer is gone."""
     layout = given.layout
     rest = (given.owner, given.epoch, given.abandon_after_ns, given.is_atomic, given.is_checked, given.is_lasting)
     data = _GRANT.pack(MAGIC, layout.slots, layout.units, *rest)
@@ -63,13 +63,13 @@ def grant(connection: socket.socket, given: Grant, fds: list[int]) -> None:
 
 
 def refuse(connection: socket.socket, reason: str) -> None:
-    """Say why, and close."""
+    """Send the reason, and close."""
     with connection:
         connection.send(_REFUSAL + reason.encode())
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
-    """A connection to the consumer at `address`, which has not answered yet. Raises OSError if none listens there."""
+    """Return a connection to the consumer at `address`, before its answer. Raises OSError if none listens there."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(timeout_s)
@@ -81,7 +81,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def answer(connection: socket.socket) -> tuple[Grant, list[int]]:
-    """What the consumer grants, and descriptors of the memory, the bell and the owner's file.
+    """Return what the consumer grants, and descriptors of the memory, the bell and the owner's file.
 
     Raises:
         OSError: it has not answered in the time of the connection (BlockingIOError, TimeoutError), or is gone.
@@ -102,7 +102,7 @@ def answer(connection: socket.socket) -> tuple[Grant, list[int]]:
 
 
 def join(address: str, timeout_s: float) -> tuple[socket.socket, Grant, list[int]]:
-    """Connect to the ring at `address`: the connection, and its answer.
+    """Connect to the ring at `address`; return the connection and its answer.
 
     Raises:
         RingClosed: no consumer listens there, or it did not answer in time.

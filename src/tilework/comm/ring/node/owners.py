@@ -1,8 +1,8 @@
-"""Who may write to a ring, for a consumer that takes over: a file for each owner id, locked while a process has it.
+"""Record of the processes that may write to a ring, for a consumer that takes over: a locked file for each owner id.
 
-A producer is given an open file that is locked, beside the memory, and nothing else has that open file. The kernel
-closes it after it has released the memory of the process. So whether the lock is held says whether something of this
-owner may still write, to any consumer at any time. Rejected: process ids alone. One may be another process's meanwhile.
+A producer gets an open file that is locked, beside the memory, and nothing else has that open file. The kernel closes
+it after it has released the memory of the process. So the lock tells any consumer at any time whether this owner may
+still write. Rejected: process ids alone. The kernel may have given one to another process since.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _PREFIX = "owner-"
 
 
 class Owner(NamedTuple):
-    """The latest holder of an id: the epoch, the process (0: in a namespace that cannot be seen), when that began."""
+    """Latest holder of an id: the epoch, the process (0: in a namespace that cannot be seen), and when it began."""
 
     epoch: int
     pid: int
     started: int
 
     def open_process(self) -> int | None:
-        """A descriptor of the process; None if it has ended, or cannot be named here."""
+        """Return a descriptor of the process; None if it has ended, or cannot be named here."""
         process = open_process(self.pid)
         if process is not None and _started(self.pid) != self.started:
             os.close(process)
@@ -41,7 +41,7 @@ class OwnerFiles:
         self._directory = directory
 
     def admit(self, owner: int, epoch: int, pid: int) -> int:
-        """Note the new holder of an id; returns the locked file, which nothing but the holder may keep."""
+        """Note the new holder of an id; return the locked file, which nothing but the holder may keep."""
         fd = os.open(self._path(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,7 +52,7 @@ class OwnerFiles:
         return fd
 
     def is_held(self, owner: int) -> bool:
-        """Whether something of this owner may still write."""
+        """Return whether this owner may still write."""
         with self._path(owner).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ class OwnerFiles:
         return False
 
     def read(self) -> dict[int, Owner]:
-        """The latest holders, by id."""
+        """Return the latest holders, by id."""
         found: dict[int, Owner] = {}
         for path in self._directory.glob(f"{_PREFIX}*"):
             record = path.read_bytes()
@@ -74,14 +74,14 @@ class OwnerFiles:
 
 
 def open_process(pid: int) -> int | None:
-    """A descriptor of a process; None if it has ended, or cannot be named here."""
+    """Return a descriptor of a process; None if it has ended, or cannot be named here."""
     with suppress(OSError):
         return os.pidfd_open(pid) if pid else None
     return None
 
 
 def _started(pid: int) -> int:
-    """When a process began, in ticks since the machine did; 0 if it has ended or cannot be seen."""
+    """Return when a process began, in ticks since the machine did; 0 if it has ended or cannot be seen."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
     return 0

@@ -1,4 +1,4 @@
-"""Where a ring is: its memory, and a directory with its socket and what a consumer that takes over must know."""
+"""Place of a ring: its memory, and a directory with its socket and what a consumer that takes over must know."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MEMORY, _SETTINGS, _SOCKET = "memory", "settings.json", "ring"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A ring's directory and memory. This process is its consumer: no other can find it while this one lives.
+    """A ring's directory and memory. This process is its consumer: no other can take it over while this one lives.
 
-    The memory of one that `is_lasting` is a file in its directory, and outlives its consumer. That of others has no
-    name and ends with the last process that has it.
+    The memory of a ring that `is_lasting` is a file in its directory, and outlives its consumer. Memory of others has
+    no name and ends with the last process that has it.
     """
 
     directory: Path
@@ -42,7 +42,7 @@ class Place:
 
     @classmethod
     def make(cls, layout: Layout, is_atomic: bool, is_checked: bool, directory: Path | None) -> Place:
-        """A new one; lasting if a directory is given. Raises RingError."""
+        """Make a new place; lasting if a directory is given. Raises RingError."""
         if directory is None:
             root = Path(tempfile.mkdtemp(prefix="ring-"))
             memory = _memory_without_name(layout.size)
@@ -62,7 +62,7 @@ class Place:
 
     @classmethod
     def find(cls, directory: Path) -> Place:
-        """The place of a lasting ring whose consumer has ended. Raises RingError."""
+        """Return the place of a lasting ring whose consumer has ended. Raises RingError."""
         try:
             _checked(own_folder, directory)
             lock = os.open(directory / _SETTINGS, os.O_RDONLY | os.O_CLOEXEC)
@@ -84,18 +84,18 @@ class Place:
         return cls(directory, layout, settings["is_atomic"], settings["is_checked"], True, memory, lock)
 
     def remove(self) -> None:
-        """The end of the ring, for producers, too: one whose address is gone will not come back."""
+        """End the ring, for producers, too: when its address is gone, they know that it will not come back."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
-        """This process is not its consumer any more."""
+        """Stop being the ring's consumer."""
         os.close(self.memory)
         os.close(self.lock)
 
 
 def _checked(own: Callable[[Path], Path], directory: Path) -> None:
-    """Raises RingError if other users could put files there, OSError."""
+    """Check a directory by `own`. Raises RingError if other users could put files there, OSError."""
     try:
         own(directory)
     except NotOwn as error:
@@ -103,7 +103,7 @@ def _checked(own: Callable[[Path], Path], directory: Path) -> None:
 
 
 def _memory_without_name(size: int) -> int:
-    """Memory that no process can make longer or shorter."""
+    """Return memory whose length no process can change."""
     fd = os.memfd_create("tilework-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
@@ -111,7 +111,7 @@ def _memory_without_name(size: int) -> int:
 
 
 def _memory_file(path: Path, size: int) -> int:
-    """Memory with all its bytes there, since a process that writes where none can be had is killed."""
+    """Make memory with all its bytes allocated: a process that writes where none can be had would be killed."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)

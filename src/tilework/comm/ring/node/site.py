@@ -1,4 +1,4 @@
-"""The back end on memory that processes of one node share. Who writes is ended by the kernel, with its process."""
+"""The back end on memory that processes of one node share. The kernel ends a writer with its process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeSite:
         kind = (place.is_atomic, place.is_checked, place.is_lasting)
 
         def give(owner: int, epoch: int) -> Access:
-            # It lives after its process was opened, so this is its process and not a later one of the same number.
+            # The producer still lives after its process was opened: it is not a later process of the same number.
             if access.is_ended():
                 raise BrokenPipeError
             file = self._files.admit(owner, epoch, pid)
@@ -97,7 +97,7 @@ class _Connected:
 
 @dataclass(slots=True)
 class _Adopted:
-    """The same of a former consumer's producer, of which only its file tells."""
+    """The same for a producer of a former consumer, known only by its file."""
 
     files: OwnerFiles
     owner: int
@@ -116,7 +116,7 @@ class _Adopted:
 
 
 def _kill(process: int | None) -> bool:
-    """End the process, also a stopped one. The kernel tells when that is done."""
+    """Kill the process, even a stopped one. The kernel tells when that is done."""
     if process is None:
         return False
     with suppress(ProcessLookupError):
@@ -128,7 +128,7 @@ def _kill(process: int | None) -> bool:
 
 
 def attach(connection: socket.socket, given: Grant, fds: list[int]) -> Attachment:
-    """What a consumer has granted. Takes all that is given over, also when it raises RingError."""
+    """Return the attachment to what a consumer granted. Owns all that is passed, even when it raises RingError."""
     memory_fd, bell, file = fds
     if given.is_atomic and not has_extension():
         connection.close()
@@ -140,7 +140,7 @@ def attach(connection: socket.socket, given: Grant, fds: list[int]) -> Attachmen
     os.close(memory_fd)
 
     def close() -> None:
-        """The memory first: the end of the others says that this process cannot write."""
+        """Close the memory first: the end of the others says that this process cannot write."""
         memory.close()
         connection.close()
         os.close(file)

@@ -1,8 +1,12 @@
-"""How a producer and a consumer agree over TCP, before messages go over UCX. The connection ends with either of them.
+"""Agreement of a producer and a consumer over TCP before messages go over UCX. The connection ends with either of them.
 
-The producer says a secret that is in the ring's address; the consumer opens a lane for it and says where; the producer
-reaches the memory by it and says so; only then the consumer gives it an owner id. So nothing is written by a lane that
-the consumer has not seen connected: the port of one that was closed may be another's. All are lines of JSON.
+1. The producer sends the secret from the ring's address.
+2. The consumer opens a lane for it and sends its address.
+3. The producer reaches the memory by the lane and says so.
+4. Only then the consumer gives the producer an owner id.
+
+So nothing is written by a lane that the consumer has not seen connected: the port of a closed lane may be another's.
+All messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from tilework.comm.ring.network import SCHEME
 FORMAT = "tw-ring-ucx1"
 _LONGEST = 1 << 16
 _IDLE_S, _PROBES, _PROBE_S = 5, 3, 2
-"""A node that vanishes without a word is noticed after about 11 s."""
+"""Settings by which a node that vanishes silently is noticed after about 11 s."""
 
 
 def new_secret() -> str:
@@ -28,7 +32,7 @@ def new_secret() -> str:
 
 
 def parse(address: str) -> tuple[str, int, str]:
-    """Host, port and secret of `ucx://HOST:PORT/SECRET`. Raises RingError."""
+    """Return host, port and secret of `ucx://HOST:PORT/SECRET`. Raises RingError."""
     parts = urlsplit(address)
     try:
         if address.startswith(SCHEME) and parts.hostname and parts.port and len(parts.path) > 1:
@@ -39,12 +43,12 @@ def parse(address: str) -> tuple[str, int, str]:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Raises OSError if the other end is gone."""
+    """Send a message. Raises OSError if the other end is gone."""
     connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
 def receive(connection: socket.socket) -> Generator[None, None, dict[str, Any]]:
-    """The next message; yields where the connection must be readable to go on.
+    """Return the next message; yield where the connection must be readable to go on.
 
     Raises:
         OSError: the other end is gone, or has not answered in the time of the connection.

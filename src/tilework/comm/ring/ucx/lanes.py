@@ -1,9 +1,9 @@
-"""By which ways producers reach a consumer's memory: a worker of UCX for each, so that each can be closed alone.
+"""The lanes by which producers reach a consumer's memory: a worker of UCX for each, which can be closed alone.
 
-Closing a lane is the fence of its producer: it ends the queue pair or the connection, so what the producer has begun,
-what lies in buffers of the kernel, and what it begins later is not carried out. Rejected: taking back the key of the
-memory (over TCP there is none: UCX writes where the message says), and ending the process, which may be on another
-node. A lane takes 70 kB and six file descriptors of the consumer's process.
+Closing a lane is the fence of its producer: it ends the queue pair or the connection, so no message of the producer is
+carried out any more, begun or in the buffers of the kernel. Rejected: taking back the key of the memory (over TCP there
+is none: UCX writes where the message says), and ending the process, which may be on another node. A lane takes 70 kB
+and six file descriptors of the consumer's process.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from threading import Lock, Thread
 from tilework.comm.ring.ucx.library import Context, Region, Worker
 
 _TURN = 64
-"""How often a lane goes on before the others get their turn."""
+"""Number of steps that a lane makes before the others get their turn."""
 
 
 @dataclass(slots=True)
 class Lane:
-    """What one producer may reach the memory by. After `close` nothing that it has begun, or begins, is carried out."""
+    """Access of one producer to the memory. After `close` nothing that the producer has begun is carried out."""
 
     address: bytes
     base: int
@@ -40,15 +40,15 @@ class Lane:
 class Lanes:
     """The lanes to `memory`, and a thread that keeps them going.
 
-    Over networks that write to memory by themselves the thread has nothing to do while messages pass. Over the others
-    (TCP) it carries the verbs out. It is a thread and not a part of receiving, so that a producer does not wait for
-    its verbs, and give them up at their deadlines, while the consumer is busy with something else.
+    Over networks that write to memory by themselves the thread has nothing to do while messages pass. Over others (TCP)
+    it carries out the verbs. It is a separate thread, not a part of receiving: else a producer would wait for its verbs
+    while the consumer is busy with something else, and give them up at their deadlines.
     """
 
     def __init__(self, context: Context, memory: mmap) -> None:
         self._context, self._region = context, Region(context, memory)
         self._lock = Lock()
-        """Held by who uses `_workers` or one of them."""
+        """Lock for using `_workers` or one of them."""
         self._workers: dict[int, Worker] = {}
         self._epoll = select.epoll()
         self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -57,7 +57,7 @@ class Lanes:
         self._thread.start()
 
     def open(self) -> Lane:
-        """A lane for one producer. Raises RingError."""
+        """Return a lane for one producer. Raises RingError."""
         with self._lock:
             worker = Worker(self._context)
             lane = Lane(worker.address, self._region.address, self._region.key, worker, self)
@@ -94,5 +94,5 @@ class Lanes:
 
 
 def _is_idle(worker: Worker) -> bool:
-    """Let it work for a turn. True if there is nothing left; then its descriptor tells when there is."""
+    """Let a worker run for a turn. Return True if nothing is left to do; its descriptor then tells when there is."""
     return any(not worker.progress() for _ in range(_TURN)) and worker.arm()

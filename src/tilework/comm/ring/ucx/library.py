@@ -4,11 +4,11 @@ UCX comes from the wheel of the extra `ucx`, or from the system. The layouts her
 ucp/api/ucp.h. Structures only grow at their end, and a mask says which fields are set, so what is here is enough for
 all versions of libucp.so.0.
 
-Calls keep the interpreter's lock: none of them waits, and a thread that gave the lock away at each would get it back
-from a busy thread only after its switch interval, 5 ms, many times for one message.
+Calls keep the interpreter's lock, because none of them waits. A thread that released the lock at each call would get
+it back from a busy thread only after the switch interval, 5 ms, many times for one message.
 
-Endpoints are made without UCX's handling of errors, since with it there is no compare-and-swap over TCP. What is lost
-is noticed by deadlines and by the connection beside (site.py).
+Endpoints do not use UCX's error handling: with it there is no compare-and-swap over TCP. Deadlines and the TCP
+connection beside (site.py) reveal losses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IN_PROGRESS: Final = 1
 _UNREACHABLE: Final = -6
 _FIRST_ERROR: Final = (1 << 64) - 100
 _LEAST_VERSION = (1, 18)
-"""Tested. Version 1.13 ends the process when a peer of its worker is killed."""
+"""Oldest version that was tested. Version 1.13 ends the process when a peer of its worker is killed."""
 _WORD: Final = 8 << 3
 """The datatype of contiguous elements of eight bytes."""
 
@@ -55,7 +55,7 @@ class _EndpointParams(ctypes.Structure):
 
 
 class _Options(ctypes.Structure):
-    """ucp_request_param_t"""
+    """The structure `ucp_request_param_t`."""
 
     _fields_: ClassVar = [
         ("mask", c_uint32),
@@ -75,7 +75,7 @@ _REPLY, _DATATYPE = 1 << 5, 1 << 3
 
 @cache
 def library() -> Any:
-    """libucp. Raises RingError if there is none, or an old one."""
+    """Return libucp. Raises RingError if there is none, or an old one."""
     lib = _load()
     pointer, handles = c_void_p, POINTER(c_void_p)
     sized = (POINTER(c_void_p), POINTER(c_size_t))
@@ -129,7 +129,7 @@ def _declare(lib: Any, result: Any, name: str, *arguments: Any) -> None:
 
 
 def version() -> str:
-    """Of UCX, as "1.22": both ends of a ring must have the same."""
+    """Return the version of UCX, as "1.22": both ends of a ring must have the same."""
     return "{}.{}".format(*_version(library()))
 
 
@@ -151,13 +151,14 @@ def _text(status: int) -> str:
 class Context:
     """Transports that are in use, and memory that is open to others through them.
 
-    Not in a process that was forked from one that had a context: UCX's own thread, by which it connects, is not there.
+    Cannot be made in a process that was forked from one that had a context: the thread by which UCX connects is not
+    there.
     """
 
     _first_process: ClassVar[int | None] = None
 
     def __init__(self, transports: str) -> None:
-        """Raises RingError."""
+        """Open the transports. Raises RingError."""
         self._lib = library()
         Context._first_process = Context._first_process or os.getpid()
         if Context._first_process != os.getpid():
@@ -177,7 +178,7 @@ class Context:
 
 
 class Region:
-    """Memory of this process that others may read and write. `key` is what they need for that, beside `address`."""
+    """Memory of this process that others may read and write. They need its `key` and `address` for that."""
 
     def __init__(self, context: Context, memory: mmap) -> None:
         self._lib, self._context, self._handle = context._lib, context, c_void_p()
@@ -211,7 +212,7 @@ class Worker:
             self.close()
         _check(status, "making a worker that can be waited for")
         self.fd: int = fd.value
-        """Readable when there is something to do, after `arm`."""
+        """Descriptor that is readable when there is something to do, after `arm`."""
 
     @property
     def address(self) -> bytes:
@@ -224,11 +225,11 @@ class Worker:
             self._lib.ucp_worker_release_address(self.handle, buffer)
 
     def progress(self) -> bool:
-        """Do what can be done now. False if that was nothing."""
+        """Do what can be done now. Return False if that was nothing."""
         return bool(self._lib.ucp_worker_progress(self.handle))
 
     def arm(self) -> bool:
-        """Whether there is nothing to do now; then the descriptor becomes readable when there is."""
+        """Return whether there is nothing to do now; then the descriptor becomes readable when there is."""
         status = self._lib.ucp_worker_arm(self.handle)
         if status != _BUSY:
             _check(status, "arming a worker")
@@ -239,9 +240,10 @@ class Worker:
 
 
 class Remote:
-    """Memory of another process, a Region there, by way of a worker of each. Operations return requests, or None.
+    """Memory of another process, a Region there, reached through a worker at each end.
 
-    The bytes that an operation reads or writes here must stay until its request `is_done`, or the worker is closed.
+    Operations return requests, or None if they are done. The bytes here that an operation reads or writes must stay
+    until its request `is_done`, or the worker is closed.
     """
 
     def __init__(self, worker: Worker, peer: bytes, base: int, key: bytes) -> None:
@@ -280,7 +282,7 @@ class Remote:
         return _request(self._lib.ucp_worker_flush_nbx(self.worker.handle, byref(_NONE)), "flush")
 
     def is_done(self, request: int) -> bool:
-        """Raises VerbFailed. Once it is done or has failed, the request is gone."""
+        """Return whether an operation is done. Raises VerbFailed. After either, the request is gone."""
         status = self._lib.ucp_request_check_status(request)
         if status == _IN_PROGRESS:
             return False
@@ -290,7 +292,7 @@ class Remote:
         return True
 
     def close(self) -> None:
-        """Before its worker is closed."""
+        """Close this before its worker."""
         self._lib.ucp_rkey_destroy(self._key)
 
 

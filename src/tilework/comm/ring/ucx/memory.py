@@ -18,13 +18,13 @@ _SPIN_NS = 50_000
 
 
 class UcxMemory:
-    """Verbs on `remote`, each of which is done, or has failed, when it returns, but for a put.
+    """Verbs on `remote`. Each verb, except a put, is done or has failed when it returns.
 
-    Bytes pass through a stage of this memory's own, so that a put that is cut off by its deadline reads none of the
-    caller's later. After a VerbFailed no verb may follow.
+    Bytes pass through a stage of this memory's own, so a put that is cut off by its deadline does not read the caller's
+    bytes later. After a VerbFailed no verb may follow.
 
-    UCX does not say that the other end has closed its lane: a verb is then never done. The end of a `connection` to it
-    says so, if there is one, so that the verb fails at once and not at its deadline, which may be a minute away.
+    UCX does not say that the other end has closed its lane: a verb is then never done. If there is a `connection` to
+    the other end, its end says so. Then the verb fails at once, and not at its deadline, which may be a minute away.
     """
 
     is_one_sided = True
@@ -58,7 +58,7 @@ class UcxMemory:
             self._put_stage(offset, filled, deadline_ns)
 
     def _put_stage(self, offset: int, size: int, deadline_ns: int) -> int:
-        """Until the stage can be written again. Returns the offset behind it."""
+        """Put the stage's bytes and wait until it can be written again. Return the offset behind them."""
         self._wait(self._remote.put(offset, self._at, size), "put", deadline_ns)
         return offset + size
 
@@ -75,7 +75,7 @@ class UcxMemory:
         return _native.crc32c(buffer, value)
 
     def _wait(self, request: int | None, verb: str, deadline_ns: int) -> None:
-        """For a short while at work, then asleep, since an answer over a network comes soon or late."""
+        """Wait for a request: spin for a short while, then sleep, since an answer over a network comes soon or late."""
         if request is None:
             return
         is_done, progress = self._remote.is_done, self._worker.progress

@@ -1,6 +1,6 @@
 """The back end over UCX: both ends of a ring whose producers may be on other nodes.
 
-Who writes is ended by closing its lane. A producer is known to have ended by a TCP connection beside it.
+Closing its lane ends a writer. A TCP connection beside the lane shows that a producer has ended.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class UcxSite:
         return member
 
     def _offer(self, lane: Lane) -> dict[str, Any]:
-        """Where the memory is and how it is reached."""
+        """Return where the memory is and how to reach it."""
         ring = {"slots": self.layout.slots, "units": self.layout.units, "is_checked": self._is_checked}
         way = {"lane": lane.address.hex(), "base": lane.base, "key": lane.key.hex(), "transports": self._transports}
         return {**ring, **way}
 
     def _refusal(self, hello: dict[str, Any], members: Members) -> str:
-        """Why a producer cannot be taken in; empty if it can."""
+        """Return why a producer cannot be admitted; empty if it can."""
         if hello.get("format") != joining.FORMAT:
             return f"the ring speaks {joining.FORMAT}, not {hello.get('format')}; run one version on both ends"
         if not hmac.compare_digest(str(hello.get("secret")).encode(errors="replace"), self._secret.encode()):
@@ -116,9 +116,12 @@ def _listen(network: Network) -> socket.socket:
 
 
 class _OwnMemory(AtomicMemory):
-    """The consumer's memory, beside it. Its compare-and-swaps go the way of the producers': those of network cards are
-    not atomic with the processor's. Words that it puts are its own to write; no compare-and-swap expects what was
-    there before."""
+    """The consumer's own access to its memory.
+
+    Its compare-and-swaps go the same way as those of producers: those of network cards are not atomic with the
+    processor's. Its puts are plain: only the consumer writes these words, and no compare-and-swap expects their old
+    values.
+    """
 
     def __init__(self, context: Context, memory: mmap) -> None:
         super().__init__(memory)
@@ -137,7 +140,7 @@ class _OwnMemory(AtomicMemory):
 
 @dataclass(slots=True)
 class _LaneAccess:
-    """A producer with a lane of its own. What it does by it after the lane is closed reaches nothing."""
+    """A producer with its own lane. After the lane is closed, nothing it does there reaches the memory."""
 
     connection: socket.socket
     lane: Lane
@@ -185,7 +188,7 @@ def attach(address: str, timeout_s: float) -> Attachment:
     connection.setblocking(False)
 
     def close() -> None:
-        """The lane first: the end of the connection says that nothing is written any more."""
+        """Close the lane first: the end of the connection says that nothing is written any more."""
         reach.close()
         connection.close()
 
@@ -195,7 +198,7 @@ def attach(address: str, timeout_s: float) -> Attachment:
 
 
 def _answer(connection: socket.socket) -> dict[str, Any]:
-    """Of a connection that waits by itself."""
+    """Return the answer that comes over a blocking connection."""
     steps = joining.receive(connection)
     try:
         next(steps)
@@ -206,7 +209,7 @@ def _answer(connection: socket.socket) -> dict[str, Any]:
 
 
 def _no_answer(address: str, timeout_s: float, error: OSError) -> RingClosed:
-    where = address.rpartition("/")[0]  # Without the secret.
+    where = address.rpartition("/")[0]  # The secret is left out.
     return RingClosed(f"address: no consumer answers at {where} within {timeout_s:g} s ({error})")
 
 
