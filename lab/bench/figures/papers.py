@@ -60,8 +60,8 @@ class Paper:
         return Finding(
             checks=remade.checks,
             method=(
-                "Simulated by the cost tables that ship, with the controller that serves; the page on reproduction says "
-                "what these tables rest on.",
+                "Simulated by the cost tables that ship, with the controller that serves; lab/docs/reproduction.md "
+                "says what these tables rest on.",
                 "A check is what the paper says of its figure; a miss is a difference to the paper.",
                 "Values are means over the seeds. Intervals: extremes over seeds, or over the points of a sweep.",
             ),
