@@ -16,8 +16,8 @@ class DeadlineLeastRecentlyUsed(OneToTheEnd):
     be on time, the one with the shortest load goes first, the older of equals; so do requests without a deadline.
 
     Source: "deadline-aware + shortest load" of our reference simulation of GenTD26 (lab/docs/workloads.md), which does
-    not say how it orders those that can be on time. Of six orders that we tried (deadline, slack, load, load and run, load
-    and then slack, slack below 30 s and then load), this one is on time most often at loads of .5 and more.
+    not say how it orders those that can be on time. Of six orders that we tried (deadline, slack, load, load and run,
+    load and then slack, slack below 30 s and then load), this one is on time most often at loads of .5 and more.
     """
 
     __slots__ = ()
