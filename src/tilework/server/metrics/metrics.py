@@ -1,4 +1,4 @@
-"""What Prometheus reads: one registry per app, fed by the engine as things happen; `server.metrics.page` lists all."""
+"""What Prometheus reads: one registry per app, fed by the engine as things happen; `docs/operations.md` lists all."""
 
 from __future__ import annotations
 
