@@ -1,4 +1,4 @@
-"""All labels and metrics as two Markdown tables: `python -m tilework.server.metrics.page` prints them."""
+"""All labels and metrics as two Markdown tables: `python tools/metrics_table.py` prints them."""
 
 from __future__ import annotations
 
