@@ -97,8 +97,12 @@ PROSE = {
 }
 """Regular expressions for whole words of docstrings, comments, messages and pages, case-insensitive."""
 
-FIRST = frozenset(
-    ["what", "whether", "whom", "whose", "who", "which", "where", "when", "why", "how", "that", "those", "these", "this", "of", "in", "by", "at", "as", "from", "for", "on", "onto", "over", "under", "with", "without", "within", "until", "after", "before", "to", "into", "if", "while", "it", "its", "they", "them", "their", "there", "than", "then", "so", "not", "only", "also", "but", "and", "or", "since", "unless", "because", "through", "between", "among", "beside", "besides", "behind", "beyond", "about", "like", "none", "here", "such", "once", "whenever", "wherever", "whatever", "even", "nor", "yet", "both", "neither", "either", "never", "always"]
+FIRST = re.compile(
+    r"(?:what|whether|whom|whose|who|which|where|when|why|how|that|those|these|this|of|in|by|at|as|from|for|on|onto|over"
+    r"|under|with|without|within|until|after|before|to|into|if|while|its?|they|them|their|there|than|then|so|not|only"
+    r"|also|but|and|or|since|unless|because|through|between|among|besides?|behind|beyond|about|like|none|here|such|once"
+    r"|whenever|wherever|whatever|even|nor|yet|both|neither|either|never|always)\b",
+    re.IGNORECASE,
 )
 """Words with which no docstring begins: it begins with a noun, its article or adjective, or a verb."""
 
@@ -224,6 +228,6 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in python_files()
         for line, text in docstrings(path)
-        if text.split()[0].strip("`,.:;()").lower() in FIRST
+        if FIRST.match(text.lstrip("`("))
     ]
     assert not found, "begin with a noun or a verb (What it holds -> Bytes that it holds):\n" + "\n".join(found)
