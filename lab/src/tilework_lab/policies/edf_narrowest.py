@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NEVER_NS
 from tilework.core.work import Plan
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import DeadlinePolicy, late_jobs
+from tilework.policy.toolkit.starts import explain
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import explain
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
+from tilework.cost.demand import Speed
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import DeadlinePolicy, late_jobs
+from tilework.policy.toolkit.starts import explain
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import explain
+from tilework_lab.policies.srtf import ShortestFirst
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,3 +82,16 @@ def _grows(pool: DevicePool, placement: Placement) -> bool:
 
 KEEPS_ORDER = partial(BestFit, drops_to_best_effort=False)
 DROPS_LATE = partial(BestFit, drops_to_best_effort=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class StaticShortestFirst(ShortestFirst):
+    """`srtf` at the widest degree that a node has.
+
+    Source: GF-DiT (arXiv 2606.13501), policy `srtf` of its published code, which by default runs on one group of all
+    devices, whatever it gains by it. Departures: aging, without which a long request can starve; where there are
+    several groups, a request goes to the one that is free, not to one that was chosen at its arrival.
+    """
+
+    def degree_of(self, speeds: Sequence[Speed]) -> int:
+        return speeds[-1].degree

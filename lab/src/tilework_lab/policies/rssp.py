@@ -14,7 +14,7 @@ from tilework.cost.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.degrees import efficient_degree
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.order import ArrivalOrdered
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.starts import devices_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

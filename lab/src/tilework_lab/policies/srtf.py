@@ -15,8 +15,8 @@ from tilework.cost.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.degrees import efficient_degree
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.starts import needs
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import needs
 
 _MOST_CLASSES = 256
 

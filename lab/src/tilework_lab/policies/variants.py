@@ -7,8 +7,8 @@ from functools import partial
 from tilework.core.time import ns_from_s
 from tilework.policy.published.ddit import DDiT
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
-from tilework.policy.published.onepiece.modes import Mode
 from tilework.policy.published.onepiece.policy import OnePiece
+from tilework.policy.published.onepiece.traffic import Mode
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.policy import TridentServe

@@ -17,8 +17,7 @@ from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, is_i
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
-from tilework.policy.toolkit.wording import devices_text, explain
+from tilework.policy.toolkit.starts import devices_text, explain, start_stage, start_steps, steps_in_chunk
 
 
 @dataclass(slots=True)

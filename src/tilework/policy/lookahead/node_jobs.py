@@ -14,7 +14,7 @@ from tilework.core.work import Group, Work
 from tilework.cost.demand import Speed
 from tilework.policy.lookahead.arrivals import DueArrivals, TightClasses
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
-from tilework.policy.toolkit.best_effort import drop_reason
+from tilework.policy.toolkit.order import drop_reason
 
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.

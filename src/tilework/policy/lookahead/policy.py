@@ -16,20 +16,16 @@ from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Preload, ReadAhead, Start
-from tilework.policy.lookahead.arrivals import TightClasses
-from tilework.policy.lookahead.component_rates import ComponentRates
+from tilework.policy.lookahead.arrivals import Rationing, TightClasses
 from tilework.policy.lookahead.dispatch import Dispatch
-from tilework.policy.lookahead.eviction import Eviction
 from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
-from tilework.policy.lookahead.preloading import Preloading
-from tilework.policy.lookahead.rationing import Rationing
-from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
+from tilework.policy.lookahead.residency import ComponentRates, Eviction, Preloading, Reading
 from tilework.policy.lookahead.selection import Selection
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.order import DeadlinePolicy
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from tilework.core.shares import apportioned
 from tilework.policy.placement.demand import By, ClassDemand, Mix, grouped, mix_of, rates_of
 from tilework.policy.placement.pack import pack
-from tilework.policy.placement.placement import Nodes, Placement, counts_text, widest
+from tilework.policy.placement.placement import Nodes, Placement, colocated, counts_text, widest
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
 from tilework.policy.placement.smallest import Assigned, can_share, smallest_placement
 from tilework.policy.placement.split import Counts, Rates, Units, keeps_pace, split
-from tilework.policy.placement.static import colocated
 
 _MOST_CHANGE = 0.1
 """By what share of a budget it may change to be whole nodes."""

@@ -48,3 +48,8 @@ def counts_text(counts: Mapping[PlacementType, int]) -> str:
 def widest(nodes: Nodes) -> int:
     """The most devices of a node; 0 without nodes."""
     return max(map(len, nodes.values()), default=0)
+
+
+def colocated(nodes: Nodes) -> Placement:
+    """All roles on each device."""
+    return Placement(tuple((device_id, PlacementType.EDC) for row in nodes.values() for device_id in row))

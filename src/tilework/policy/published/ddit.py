@@ -11,11 +11,11 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan
 from tilework.cost.demand import Speed, demand_at, step_speeds
-from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import late_jobs
+from tilework.policy.toolkit.starts import devices_text
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import devices_text
 
 
 @dataclass(frozen=True, slots=True)

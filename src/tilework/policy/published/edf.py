@@ -11,11 +11,10 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan
 from tilework.cost.demand import demand_at
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
-from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane, LaneDivision
-from tilework.policy.toolkit.order import DeadlineOrdered, by_urgency, jobs_at_hand
-from tilework.policy.toolkit.wording import explain
+from tilework.policy.toolkit.fixed_groups import Lane, LaneDivision, LanePlan, Pick
+from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
+from tilework.policy.toolkit.order import DeadlineOrdered, by_urgency, jobs_at_hand, late_jobs
+from tilework.policy.toolkit.starts import explain
 
 
 @dataclass(slots=True, kw_only=True)

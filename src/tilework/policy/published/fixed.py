@@ -12,10 +12,9 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.demand import demand_at, usable_degree
-from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
-from tilework.policy.toolkit.open_devices import Lane, LaneDivision
+from tilework.policy.toolkit.fixed_groups import Lane, LaneDivision, LanePlan, Pick
 from tilework.policy.toolkit.order import ArrivalOrdered, jobs_at_hand
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.starts import devices_text
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tilework.core.interfaces import CostModel, JobView
 from tilework.core.request import Request
 from tilework.cost.demand import demand_at
-from tilework.policy.toolkit.best_effort import drop_reason, late_jobs
 from tilework.policy.toolkit.continuous_batching import (
     BatchChoice,
     ContinuousBatching,
@@ -16,7 +15,7 @@ from tilework.policy.toolkit.continuous_batching import (
     first_batch,
     may_join,
 )
-from tilework.policy.toolkit.order import DeadlineOrder
+from tilework.policy.toolkit.order import DeadlineOrder, drop_reason, late_jobs
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,15 +7,12 @@ waits for two chunks at most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import compress
 from operator import attrgetter, ne
 
-from tilework.core.interfaces import ClusterView, DeviceView
+from tilework.core.interfaces import DeviceView
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Group
-from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
 
 _num_changes = attrgetter("num_changes")
 WORKS_PER_DEVICE = 2
@@ -120,74 +117,3 @@ class OpenDevices:
         while heap and self.by_id[heap[0][1]].num_changes != heap[0][2]:
             heappop(heap)
         return heap[0][0] if heap else None
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Devices of one node that serve one job at a time: steps on all of them, encode and decode on the first.
-
-    No device is in two lanes.
-    """
-
-    devices: tuple[DeviceView, ...]
-    ids: Group = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", tuple([device.device_id for device in self.devices]))
-
-    @property
-    def num_works(self) -> int:
-        if len(self.devices) == 1:
-            return len(self.devices[0].works)
-        return max([len(device.works) for device in self.devices])
-
-    @property
-    def free_ns(self) -> int:
-        if len(self.devices) == 1:
-            return self.devices[0].free_ns
-        return max([device.free_ns for device in self.devices])
-
-
-def open_lanes(view: ClusterView, groups: Iterable[Group]) -> list[Lane]:
-    """The lanes of these groups that have room; under load most have none."""
-    open_devices = {device.device_id: device for device in view.devices if has_room(device)}
-    return [
-        Lane(tuple([open_devices[device_id] for device_id in group]))
-        for group in groups
-        if all(device_id in open_devices for device_id in group)
-    ]
-
-
-@dataclass(slots=True)
-class LaneDivision:
-    """All devices divided into lanes of `degree`; they are divided again only when devices join or are lost.
-
-    The remaining devices of a node are divided into narrower lanes.
-    """
-
-    degree: int = 1
-    _devices: Sequence[DeviceView] | None = field(default=None, init=False)
-    _lanes: Sequence[Lane] = field(default=(), init=False)
-
-    def is_of(self, devices: Sequence[DeviceView]) -> bool:
-        """Whether the latest division is of these devices."""
-        return self._devices is devices
-
-    def lanes(self, devices: Sequence[DeviceView]) -> Sequence[Lane]:
-        if self._devices is not devices:
-            self._devices, self._lanes = devices, _divided(devices, self.degree)
-        return self._lanes
-
-
-def _divided(devices: Sequence[DeviceView], degree: int) -> list[Lane]:
-    """The devices of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
-    if degree == 1:
-        return [Lane((device,)) for device in devices]
-    by_id, lanes = {device.device_id: device for device in devices}, []
-    for node in nodes(devices):
-        allocator, width = Allocator([node]), degree
-        while width:
-            while group := allocator.take(width):
-                lanes.append(Lane(tuple([by_id[device_id] for device_id in group])))
-            width //= 2
-    return lanes

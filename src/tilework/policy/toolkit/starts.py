@@ -1,4 +1,4 @@
-"""Makes the starts of a plan: stages of one job, and chunks of steps of one or several jobs."""
+"""The starts of a plan: stages of one job, chunks of steps of one or several jobs, and the reason in words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
+from tilework.core.interfaces import Demand, JobView
+from tilework.core.time import s_from_ns
 from tilework.core.work import Group, Start
 
 
@@ -35,3 +37,22 @@ def before_steps(left: Cursor) -> Cursor:
 def start_steps(stage: Stage, job_ids: tuple[int, ...], group: Group, num_steps: int, why: str) -> Start:
     """Steps of one job on a group, or of several jobs together on one device."""
     return Start(stage=stage, job_ids=job_ids, devices=group, num_steps=num_steps, why=why)
+
+
+def explain(job: JobView, verb: str, now_ns: int) -> str:
+    """`verb` says what happens to the job; how urgent the job is follows."""
+    if job.request.deadline_ns is None:
+        return f"{verb}; no deadline"
+    if job.dropped_to_best_effort:
+        return f"{verb}; it cannot be on time any more"
+    left_s = s_from_ns(job.request.deadline_ns - now_ns)
+    due = f"due in {left_s:.2f} s" if left_s >= 0 else f"{-left_s:.2f} s late already"
+    return f"{verb}; {due}, needs {needs(job.demand)}"
+
+
+def needs(demand: Demand) -> str:
+    return f"{s_from_ns(demand.run_ns):.2f} s of {devices_text(demand.width)}"
+
+
+def devices_text(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"

@@ -15,9 +15,9 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Group, Plan
 from tilework.cost.demand import Speed, demand_at, step_speeds, usable_degree
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
-from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
+from tilework.policy.toolkit.fixed_groups import Lane, LanePlan, Pick, open_lanes
 from tilework.policy.toolkit.known_demands import ByClass
-from tilework.policy.toolkit.open_devices import Lane, has_room, open_lanes
+from tilework.policy.toolkit.open_devices import has_room
 from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework_lab.policies.partition.division import (
     Bucket,

@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from tilework.core.work import Group
-from tilework.policy.placement.placement import Nodes
+from tilework.policy.placement.pack import pack
+from tilework.policy.placement.placement import Nodes, Placement, colocated
 from tilework.policy.placement.roles import PlacementType, Role
-from tilework.policy.placement.static import colocated, disaggregated, pool_sizes
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework_lab.policies.trident_baselines.buckets import bucket_sizes, cut_groups
 from tilework_lab.policies.trident_baselines.profiles import SeenRequests
+
+
+def bucket_sizes(shares: Mapping[int, float], num_devices: int) -> dict[int, int]:
+    """How many devices each degree gets: its share of them, to the nearest multiple of the degree; degree 1 the rest.
+
+    `shares` are in proportion, those of requests by their optimal degree; degrees are at most `num_devices`. The widest
+    is first.
+
+    Source: TridentServe appendix D.2, "B2/B5", with ties down. Departures: each degree that has a share gets at least
+    one group, since its requests may fit on no narrower one; and where the multiples are more than all devices,
+    the degree with the most devices gives up a group.
+    """
+    total = sum(shares.values())
+    wide = {
+        degree: max(1, ceil(num_devices * share / total / degree - 0.5)) * degree
+        for degree, share in sorted(shares.items(), reverse=True)
+        if share > 0 and degree > 1
+    }
+    least = 1 if shares.get(1, 0) > 0 else 0
+    while wide and sum(wide.values()) + least > num_devices:
+        most = max(wide, key=lambda degree: (wide[degree] > degree, wide[degree]))
+        wide[most] -= most
+        if not wide[most]:
+            del wide[most]
+    rest = num_devices - sum(wide.values())
+    return {**wide, 1: rest} if rest else wide
+
+
+def cut_groups(sizes: Mapping[int, int], nodes: Iterable[Sequence[int]]) -> dict[int, tuple[Group, ...]]:
+    """The groups of each degree, each on one node, the widest first; a degree for which no node has room has none.
+
+    Devices that nodes leave over go to the widest degree that they are enough for, and are idle if there is none.
+    """
+    allocator = Allocator(nodes)
+    found: dict[int, list[Group]] = {}
+    for degree in sorted(sizes, reverse=True):
+        for _ in range(sizes[degree] // degree):
+            if (group := allocator.take(degree)) is not None:
+                found.setdefault(degree, []).append(group)
+    for degree in sorted(found, reverse=True):
+        while (group := allocator.take(degree)) is not None:
+            found[degree].append(group)
+    return {degree: tuple(groups) for degree, groups in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +180,34 @@ def lines_text(lines: Sequence[Line]) -> str:
         for line in lines
     ]
     return ", ".join(texts)
+
+
+def disaggregated(nodes: Nodes, sizes: Mapping[Role, int]) -> Placement:
+    """A pool of devices for each role: whole nodes with D first, then with E, then with C.
+
+    `sizes` are all devices together, from `pool_sizes` or as published.
+    """
+    counts = {PlacementType(role.value): num for role, num in sizes.items()}
+    placement = pack(counts, nodes, blocks={}, units={})
+    assert placement is not None, "single devices fit on any nodes"
+    return placement
+
+
+def pool_sizes(
+    num_devices: int, rates: Mapping[Role, float], weights: Mapping[Role, float] | None = None
+) -> dict[Role, int]:
+    """The size of each pool: N (w / mu) / sum(w / mu), rounded, at least 1; the largest takes up what rounding leaves.
+
+    `rates` is mu, how many requests per second a pool's device serves. The published sizes are met if mu is 1 / mean
+    latency at the optimal degree, not 1 / device time. `weights` is w, 1 where none is given.
+
+    Source: TridentServe appendix D.2, "Stage-cluster sizing".
+    """
+    assert num_devices >= len(rates), f"{num_devices} devices are too few for {len(rates)} pools"
+    parts = {role: (weights or {}).get(role, 1.0) / rate for role, rate in rates.items()}
+    total = sum(parts.values())
+    sizes = {role: max(1, round(num_devices * part / total)) for role, part in parts.items()}
+    while over := sum(sizes.values()) - num_devices:  # More than once only where many pools of less than 1 become 1.
+        largest = max(sizes, key=sizes.__getitem__)
+        sizes[largest] -= min(over, sizes[largest] - 1)
+    return sizes

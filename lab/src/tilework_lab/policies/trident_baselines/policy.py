@@ -12,16 +12,69 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView,
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import Group, NewPlacement, Plan, Start
 from tilework.cost.demand import shaped, usable_degree
-from tilework.policy.placement.footprints import footprint
+from tilework.policy.placement.feasible import Footprint
 from tilework.policy.placement.launch import Launch
+from tilework.policy.placement.profile import footprint
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.order import ArrivalOrdered, DeadlineOrder
-from tilework.policy.toolkit.wording import devices_text, needs
-from tilework_lab.policies.trident_baselines.aging import priority
+from tilework.policy.toolkit.starts import devices_text, needs
 from tilework_lab.policies.trident_baselines.layout import Layout, Line, Room, line_of, lines_text, narrowed
-from tilework_lab.policies.trident_baselines.memory import shortage, usable_bytes
 from tilework_lab.policies.trident_baselines.profiles import SeenRequests, works_ns
+
+SCALES = 4
+"""S: how many priorities late requests go through. Our number; the paper's is missing in our text."""
+
+
+def priority(end_ns: int, due_ns: int, best_ns: int) -> int:
+    """The priority of a request that would end at `end_ns` if it began now; a smaller one is served first.
+
+    0 if that is in time. Else the overtime is counted in whole times of `best_ns`, which the request takes at optimal
+    degrees: max(1, S - overtime), so that it rises as it waits, and 0 again from 2 S on.
+
+    Source: TridentServe appendix D.2, "SRTF with aging"; its formulas are missing in our text. That a request rises to
+    0 at last is ours: requests in time would pass it for ever.
+    """
+    if end_ns <= due_ns:
+        return 0
+    overtime = (end_ns - due_ns) // max(1, best_ns)
+    return 0 if overtime >= 2 * SCALES else max(1, SCALES - overtime)
+
+
+_BYTES_PER_GB = 1e9
+
+
+def usable_bytes(devices: Iterable[DeviceView]) -> int | None:
+    """The memory of the smallest device; None if none has a limit."""
+    return min((size for one in devices if (size := one.memory.total_bytes) is not None), default=None)
+
+
+def needed_bytes(footprint: Footprint, roles: Sequence[Role], degree: int) -> int:
+    """What a device of a group of this degree needs: the weights of these roles, and the largest activation of one.
+
+    Each role runs on as much of the group as it was profiled for.
+    """
+    weights = sum(footprint.weights.get(role, 0) for role in roles)
+    return weights + max(_activation_bytes(footprint, role, degree) for role in roles)
+
+
+def _activation_bytes(footprint: Footprint, role: Role, degree: int) -> int:
+    profiled = footprint.activations.get(role, {1: 0})
+    return profiled[max((one for one in profiled if one <= degree), default=min(profiled))]
+
+
+def shortage(footprint: Footprint, roles: Sequence[Role], degree: int) -> str | None:
+    """Why a request cannot be served at this degree, in words; None if it can."""
+    needed = needed_bytes(footprint, roles, degree)
+    if needed <= footprint.usable_bytes:
+        return None
+    weights = sum(footprint.weights.get(role, 0) for role in roles)
+    return (
+        f"it needs {needed / _BYTES_PER_GB:.1f} GB on each device at degree {degree}, of which the weights of "
+        f"{'+'.join(roles)} are {weights / _BYTES_PER_GB:.1f} GB, and a device has "
+        f"{footprint.usable_bytes / _BYTES_PER_GB:.1f} GB"
+    )
+
 
 Route = tuple[int, int]
 """The index of a line, and the degree of a request's group there."""

@@ -23,12 +23,11 @@ from tilework.cost.demand import demand_at
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.placement.utilisation import UtilisationRule, proportional
-from tilework.policy.published.onepiece.modes import Mode, narrowed
 from tilework.policy.published.onepiece.node_manager import Divide, NodeManager
 from tilework.policy.published.onepiece.services import Service, Services
-from tilework.policy.published.onepiece.traffic import Traffic
+from tilework.policy.published.onepiece.traffic import Mode, Traffic, narrowed
 from tilework.policy.toolkit.order import ArrivalOrdered
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.starts import devices_text
 
 _SPARE_HOPS = 1024
 
@@ -40,7 +39,7 @@ class OnePieceDispatch(ArrivalOrdered):
     Deadlines, weights and tenants are ignored. All steps of a request are one work, so none is interrupted.
 
     Source: OnePiece §4.3 (pull), §4.5 (round robin), §8.2 (instances change their stage). Departures, beside those of
-    `node_manager`, `services` and `modes`:
+    `node_manager`, `services` and `traffic`:
 
     - A request that is lost between two stages, with its device, is served again; the paper drops it (§9).
     - The paper has one kind of requests per workflow. Here sizes differ, so that a request takes as many workers of an

@@ -27,8 +27,8 @@ from tilework.policy.placement.utilisation import Use, UtilisationRule, proporti
 from tilework.policy.published.onepiece.services import Service
 from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.toolkit.buddy_allocator import nodes
-from tilework.policy.toolkit.open_devices import LaneDivision
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.fixed_groups import LaneDivision
+from tilework.policy.toolkit.starts import devices_text
 
 Divide = Callable[[Mapping[Service, float], int], Mapping[Service, int]]
 """How many of this many instances each service gets, by the device time that the traffic takes of each."""

@@ -11,12 +11,10 @@ from tilework.core.request import RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.demand import Speed
-from tilework.policy.published.tetriserve.round import Round
 from tilework.policy.published.tetriserve.round_length import ClassBudget, RoundSearch
-from tilework.policy.published.tetriserve.round_plan import RoundPlan
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
+from tilework.policy.published.tetriserve.round_plan import Round, RoundPlan
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.order import DeadlinePolicy, late_jobs
 from tilework.policy.toolkit.tasks import Task, tasks_at_hand
 
 _MOST_CLASSES = 8

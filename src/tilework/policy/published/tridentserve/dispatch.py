@@ -11,8 +11,7 @@ from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Shape
 from tilework.core.work import Group, Start
 from tilework.cost.demand import optimal_degree
-from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
-from tilework.policy.placement.launch import Launch
+from tilework.policy.placement.launch import Launch, batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.tridentserve.bids import Bid
@@ -21,8 +20,8 @@ from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.monitor import PoolRun
 from tilework.policy.published.tridentserve.ways import Profiles, Way
 from tilework.policy.toolkit.open_devices import LEAD_NS
+from tilework.policy.toolkit.starts import devices_text, explain
 from tilework.policy.toolkit.tasks import Task, TaskReader
-from tilework.policy.toolkit.wording import devices_text, explain
 
 _EncodeKey = tuple[tuple[Stage, ...], Shape | None, int | None]
 """The stages of an encode, the shape if only one may share them, and the job if it may not."""

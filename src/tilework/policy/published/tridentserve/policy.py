@@ -28,11 +28,9 @@ from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.program import Solver, solve_quickly
 from tilework.policy.published.tridentserve.ways import Ways
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.degrees import efficient_speeds
 from tilework.policy.toolkit.open_devices import OpenDevices
-from tilework.policy.toolkit.order import by_urgency
+from tilework.policy.toolkit.order import DeadlinePolicy, by_urgency, late_jobs
 from tilework.policy.toolkit.tasks import Task, TaskPrices, TaskReader
 
 

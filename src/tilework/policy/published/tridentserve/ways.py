@@ -10,8 +10,8 @@ from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import PIXELS_PER_TOKEN
 from tilework.cost.demand import Speed, optimal_degree, worthwhile
-from tilework.policy.placement.batches import batch_ns, optimal_batch
 from tilework.policy.placement.feasible import is_placeable
+from tilework.policy.placement.launch import batch_ns, optimal_batch
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
