@@ -70,23 +70,29 @@ class OneToTheEnd(ArrivalOrdered, ABC):
         if not idle:
             return Plan()
         waiting = list(islice(view.waiting(), _MOST_WAITING * len(view.devices)))
-        moment, starts = Moment(view, costs, now_ns), list[Start]()
+        moment = Moment(view, costs, now_ns)
+        starts: list[Start] = []
         while idle and waiting and (choice := self.choose(moment, waiting, idle)) is not None:
             job, device, why = choice
             waiting.remove(job)
             idle.remove(device)
-            order, load_ns = LEAST_RECENTLY_USED, moment.load_ns(job, device)
-            if load_ns:
-                order = self.drop_order(moment, device, now_ns + load_ns)
+            load_ns = moment.load_ns(job, device)
+            order = self.drop_order(moment, device, now_ns + load_ns) if load_ns else LEAST_RECENTLY_USED
             starts += _all_of(job, device.device_id, why, order)
         return Plan(starts=tuple(starts))
 
 
 def _all_of(job: JobView, device_id: int, why: str, order: DropOrder) -> Iterator[Start]:
     """All that is left of a job on one device."""
-    job_ids, devices = (job.job_id,), (device_id,)
     for stage, num_steps in job.left.pieces:
-        yield Start(stage=stage, job_ids=job_ids, devices=devices, num_steps=num_steps, why=why, drop_order=order)
+        yield Start(
+            stage=stage,
+            job_ids=(job.job_id,),
+            devices=(device_id,),
+            num_steps=num_steps,
+            why=why,
+            drop_order=order,
+        )
 
 
 class FifoLoad(OneToTheEnd):
@@ -196,7 +202,8 @@ class DeadlineBelady(DeadlineLeastRecentlyUsed):
     _asked_ns: dict[Component, list[int]] | None = field(default=None, init=False)  # When each is asked for, ascending.
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        self._requests, self._asked_ns = requests, None
+        self._requests = requests
+        self._asked_ns = None
 
     def drop_order(self, moment: Moment, device: DeviceView, loaded_ns: int) -> DropOrder:
         if self._asked_ns is None:

@@ -50,8 +50,9 @@ class ResolutionDegrees(ArrivalOrdered):
             group = pool.allocator.take(degree, task.job.last_devices)
             if group is None:
                 break
-            devices, has_group = devices_text(degree), bool(task.job.last_devices)
-            why = f"keeps its {devices}" if has_group else f"has waited longest; its best degree is {degree}"
+            why = f"has waited longest; its best degree is {degree}"
+            if task.job.last_devices:
+                why = f"keeps its {devices_text(degree)}"
             placements.append(Placement(task, group, why))
         return pool.plan(placements)
 

@@ -71,7 +71,8 @@ def _highs(columns: Sequence[_Column], capacities: Capacities, max_nodes: int) -
     solver = silent_solver({"mip_rel_gap": 0.0, "mip_max_nodes": max_nodes})
     solver.passModel(_model(highspy, columns, capacities))
     solver.run()
-    info, statuses = solver.getInfo(), highspy.HighsModelStatus
+    info = solver.getInfo()
+    statuses = highspy.HighsModelStatus
     status = solver.getModelStatus()
     assert status in (statuses.kOptimal, statuses.kSolutionLimit), (
         f"HiGHS ends with {solver.modelStatusToString(status)}"

@@ -39,21 +39,27 @@ class RemainingJob:
         return RemainingJob(self.forecast, self.index, self.num_steps, self.head_ns, self.tail_ns)
 
     def run_ns(self) -> float:
-        forecast, rank, tail_ns = self.forecast, self.rank, self.tail_ns
+        forecast = self.forecast
+        rank = self.rank
+        tail_ns = self.tail_ns
         if forecast.tail_factors:
             tail_ns *= forecast.tail_factors[rank]
         return self.head_ns + self.num_steps * forecast.speeds[rank].step_ns + tail_ns
 
     def speedup(self) -> float:
         """How many times as fast it is at the next wider degree: in its steps, or in its tail if none are left."""
-        speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
+        speeds = self.forecast.speeds
+        factors = self.forecast.tail_factors
+        rank = self.rank
         if self.num_steps:
             return speeds[rank].step_ns / speeds[rank + 1].step_ns if speeds[rank + 1].step_ns else inf
         return factors[rank] / factors[rank + 1] if factors else 1.0
 
     def gain_ns(self) -> float:
         """How much sooner it ends at the next wider degree."""
-        speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
+        speeds = self.forecast.speeds
+        factors = self.forecast.tail_factors
+        rank = self.rank
         gain_ns = self.num_steps * (speeds[rank].step_ns - speeds[rank + 1].step_ns)
         return gain_ns if self.num_steps or not factors else self.tail_ns * (factors[rank] - factors[rank + 1])
 
@@ -65,7 +71,8 @@ class RemainingJob:
         """Take off what it does in this time at its degree."""
         if self.head_ns:
             head_ns = min(self.head_ns, span_ns)
-            self.head_ns, span_ns = self.head_ns - head_ns, span_ns - head_ns
+            self.head_ns -= head_ns
+            span_ns -= head_ns
         step_ns = self.forecast.speeds[self.rank].step_ns
         steps_ns = self.num_steps * step_ns
         if span_ns < steps_ns:
@@ -73,7 +80,8 @@ class RemainingJob:
         else:
             factors = self.forecast.tail_factors
             spent_ns = (span_ns - steps_ns) / factors[self.rank] if factors else span_ns - steps_ns
-            self.num_steps, self.tail_ns = 0.0, self.tail_ns - spent_ns
+            self.num_steps = 0.0
+            self.tail_ns -= spent_ns
 
 
 class Allocation(NamedTuple):
@@ -178,8 +186,11 @@ def available_now(
 
 def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[int, bool]:
     """The narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
-    forecast, num_steps, found = job.forecast, job.num_steps, -1
-    budget_ns, factors = forecast.due_ns - now - job.head_ns - job.tail_ns, forecast.tail_factors
+    forecast = job.forecast
+    num_steps = job.num_steps
+    found = -1
+    budget_ns = forecast.due_ns - now - job.head_ns - job.tail_ns
+    factors = forecast.tail_factors
     for speed in forecast.speeds:
         if speed.degree > num_free:
             break
@@ -201,7 +212,8 @@ def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: flo
     while num_free:
         best, best_gain = None, 0.0
         for job in growing:
-            speeds, rank = job.forecast.speeds, job.rank
+            speeds = job.forecast.speeds
+            rank = job.rank
             if rank + 1 == len(speeds):
                 continue
             narrow, wide = speeds[rank], speeds[rank + 1]

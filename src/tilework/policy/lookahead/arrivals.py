@@ -150,7 +150,8 @@ class Rationing:
         assert self._first_ns is not None
         span_ns = max(_LEAST_NS, _RECENT_NS * (1 - _decay(now_ns - self._first_ns)))
         own = self._asked[key]
-        dear, room_ns = own.each_ns / own.weight, num_devices * span_ns
+        dear = own.each_ns / own.weight
+        room_ns = num_devices * span_ns
         totals = {other: one.total_ns * _decay(now_ns - one.at_ns) for other, one in self._asked.items()}
         if sum(totals.values()) < _OVERLOAD * room_ns:
             return 1.0

@@ -38,11 +38,13 @@ class Member:
     @staticmethod
     def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> Member:
         """A job as a member of a batch. A promised one must be on time with this margin."""
-        left, due_ns = job.left, inf
+        left = job.left
+        due_ns = inf
         if forecast.claim is Claim.FEASIBLE:
             due_ns = forecast.due_ns if job.promised is None else margin.latest_ns(int(forecast.due_ns), now_ns)
         head_ns = forecast.head_ns if left.num_steps_left and left.stage != left.stepped else 0.0
-        num_steps, tail_ns = left.num_steps, forecast.tail_ns
+        num_steps = left.num_steps
+        tail_ns = forecast.tail_ns
         tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Of later stages with steps.
         return Member(job, forecast, head_ns, num_steps, tail_ns, due_ns)
 
@@ -92,14 +94,16 @@ class Batch:
         """When each ends, in the order of the members: those with the fewest steps first, the others without them."""
         if self._ends_ns is None:
             now = self.ready_ns + sum(member.head_ns for member in self.members)
-            ends, done = [0.0] * len(self.members), 0
+            ends = [0.0] * len(self.members)
+            done = 0
             left = sorted(range(len(self.members)), key=lambda index: self.members[index].num_steps)
             while left:
                 num_steps = self.members[left[0]].num_steps - done
                 now += num_steps * self.step_time(self.stage, [self.members[index].job.request for index in left])
                 done += num_steps
                 num_ended = sum(self.members[index].num_steps == done for index in left)
-                ended, left = [self.members[index] for index in left[:num_ended]], left[num_ended:]
+                ended = [self.members[index] for index in left[:num_ended]]
+                left = left[num_ended:]
                 for together, tail_ns in self._after_steps(ended, now, len(left)):
                     now += tail_ns
                     for member in together:
@@ -256,7 +260,8 @@ class Batch:
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
         """The next chunks of steps, and the stages without steps: before them, and of members that have made theirs."""
-        now_ns, done = self.ready_ns, 0
+        now_ns = self.ready_ns
+        done = 0
         ended = [member for member in self.members if not member.job.left.num_steps_left]
         sharing = [member for member in self.members if member.job.left.num_steps_left]
         now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
@@ -272,7 +277,13 @@ class Batch:
             num_steps = steps_in_chunk(min(least, most_steps) - done, step_ns, chunk_ns)
             done += num_steps
             now_ns += num_steps * step_ns
-            yield start_steps(self.stage, _ids(sharing), (device_id,), num_steps, why + _others(len(sharing) - 1))
+            yield start_steps(
+                self.stage,
+                tuple(member.job.job_id for member in sharing),
+                (device_id,),
+                num_steps,
+                why + _others(len(sharing) - 1),
+            )
             ended = [member for member in sharing if member.num_steps == done]
             sharing = [member for member in sharing if member.num_steps > done]
             now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
@@ -293,10 +304,6 @@ class Batch:
             for job_id, left in lefts.items():
                 yield from start_at_once(left, job_id, device_id, why)
         return whole_ns
-
-
-def _ids(members: Iterable[Member]) -> tuple[int, ...]:
-    return tuple(member.job.job_id for member in members)
 
 
 def _others(num_others: int) -> str:

@@ -48,8 +48,10 @@ class Dispatch:
 
     def decide(self) -> None:
         """Fill `starts` and `stops`."""
-        chosen, batches = self.selection.share_steps(), self.selection.sharing.batches
-        self._node, self._result = self.selection.node, chosen.result
+        chosen = self.selection.share_steps()
+        batches = self.selection.sharing.batches
+        self._node = self.selection.node
+        self._result = chosen.result
         self._allocator = Allocator([[device.device_id for device in self._node.devices if is_idle(device)]])
         for forecast, degree, then in zip(chosen.order, chosen.result.degrees, chosen.result.then, strict=True):
             job = self._node.jobs.get(forecast.job_id)
@@ -92,7 +94,8 @@ class Dispatch:
         preferred = self._preferred(job)
         group = self._allocator.take(degree, preferred)
         if group is None and forecast.claim is Claim.FEASIBLE:
-            least, room = forecast.needed_degree(self._node.now_ns), self._allocator.num_free()
+            least = forecast.needed_degree(self._node.now_ns)
+            room = self._allocator.num_free()
             fitting = [speed.degree for speed in forecast.speeds if least <= speed.degree <= room]
             group = self._allocator.take(fitting[-1], preferred) if fitting else None
         if group is None:
@@ -106,7 +109,8 @@ class Dispatch:
 
         It then waits for that device (see `NodeJobs.await_devices`), and the idle one is left to others.
         """
-        node, load_ns = self._node, self._node.load_ns
+        node = self._node
+        load_ns = node.load_ns
         assert load_ns is not None
         later = [
             (self._ends_ns[device.device_id] + load_ns(job, device), device.device_id)
@@ -124,10 +128,10 @@ class Dispatch:
 
     def _note_end(self, job: JobView, forecast: JobForecast, group: Group) -> None:
         """Note when a job that begins now on a group will have ended."""
-        node, load_ns = self._node, self._node.load_ns
+        load_ns = self._node.load_ns
         if load_ns is not None:
-            loads_ns = [load_ns(job, device) for device in node.devices if device.device_id in group]
-            end_ns = node.now_ns + max(loads_ns) + forecast.usual_ns - forecast.load_ns
+            loads_ns = [load_ns(job, device) for device in self._node.devices if device.device_id in group]
+            end_ns = self._node.now_ns + max(loads_ns) + forecast.usual_ns - forecast.load_ns
             self._ends_ns.update(dict.fromkeys(group, end_ns))
 
     def _preferred(self, job: JobView) -> Group:
@@ -165,7 +169,8 @@ class Dispatch:
 
     def _works(self, job: JobView, forecast: JobForecast, group: Group, max_chunks: int, then: int) -> Iterator[Start]:
         """Chunks of steps on the group, and the stages without steps before and after them on a part of it."""
-        cursor, why = job.left, explain(job, _verb(forecast, len(group)), self._node.now_ns)
+        cursor = job.left
+        why = explain(job, _verb(forecast, len(group)), self._node.now_ns)
         step_ns = next((speed.step_ns for speed in forecast.speeds if speed.degree == len(group)), 0)
         begin_ns = self._node.ready_ns(job) if job.works else self._node.now_ns + int(forecast.head_ns)
         most = self._most_steps(forecast, len(group), step_ns, begin_ns, then)
@@ -177,7 +182,8 @@ class Dispatch:
                 yield start_stage(cursor.stage, (job.job_id,), self._part(job, cursor, group), why)
             elif max_chunks and most:
                 num_steps = steps_in_chunk(min(cursor.num_left_here, most), step_ns, self._node.chunk_ns)
-                max_chunks, most = max_chunks - 1, most - num_steps
+                max_chunks -= 1
+                most -= num_steps
                 yield start_steps(cursor.stage, (job.job_id,), group, num_steps, why)
             else:
                 return

@@ -78,7 +78,8 @@ class JobForecast:
 
     def serve_first(self) -> None:
         """Serve a promised job as soon and as wide as possible: it would be late although all others were deferred."""
-        self.claim, self.usual = Claim.OVERDUE, len(self.speeds) - 1
+        self.claim = Claim.OVERDUE
+        self.usual = len(self.speeds) - 1
 
     def tail_at(self, rank: int) -> float:
         """The time after the steps at the degree of `speeds[rank]`."""

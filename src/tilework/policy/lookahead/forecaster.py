@@ -36,7 +36,7 @@ class Forecaster:
         Raises UnknownCost.
         """
         left = job.left
-        known, num_done = self.request_costs.of(job.request, left, len(node.devices), self.costs), left.num_done
+        known = self.request_costs.of(job.request, left, len(node.devices), self.costs)
         speeds, usual, tail_factors = known.speeds, known.usual, known.tail_factors
         steps = last_steps(job) if job.works else None
         if steps is None and not left.num_steps_left:
@@ -52,8 +52,8 @@ class Forecaster:
             speeds=speeds,
             usual=usual,
             num_steps=float(left.num_steps_left),
-            head_ns=float(known.heads_ns[num_done]),
-            tail_ns=float(known.tails_ns[num_done] if steps is None or left.num_steps_left else known.last_ns),
+            head_ns=float(known.heads_ns[left.num_done]),
+            tail_ns=float(known.tails_ns[left.num_done] if steps is None or left.num_steps_left else known.last_ns),
             tail_factors=tail_factors,
             weight=job.request.weight,
             shares=known.shares and job.may_share,
@@ -68,7 +68,8 @@ class Forecaster:
             usual_claim = Claim.BEST_EFFORT if job.request.deadline_ns is None else Claim.LATE
             forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else usual_claim
         elif not self.keeps.get(job.job_id, True):
-            forecast.claim, forecast.is_rationed = Claim.DEFERRED, True
+            forecast.claim = Claim.DEFERRED
+            forecast.is_rationed = True
         if job.request.deadline_ns is None:
             forecast.order_key = -self._priority(job, forecast)
         return forecast
@@ -81,7 +82,8 @@ class Forecaster:
         is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
         if job.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):
             return False
-        known, steps = self.request_costs.of(job.request, job.left, num_devices, self.costs), last_steps(job)
+        known = self.request_costs.of(job.request, job.left, num_devices, self.costs)
+        steps = last_steps(job)
         if steps is None or len(steps.devices) > 1 or len(known.speeds) != 1:
             return False
         if known.speeds[0].degree > 1 or not known.speeds[0].step_ns:
@@ -104,7 +106,8 @@ class Forecaster:
         if steps is None or job.is_stopping or rank < 0 or not speeds[rank].step_ns:
             forecast.head_ns += node.ready_ns(job) - self.now_ns
             return
-        step_ns, committed_ns = speeds[rank].step_ns, max(0, node.end_ns(steps) - self.now_ns)
+        step_ns = speeds[rank].step_ns
+        committed_ns = max(0, node.end_ns(steps) - self.now_ns)
         forecast.rank = rank
         if node.load_ns is not None and (loading_ns := committed_ns - _committed_steps(job) * step_ns) > step_ns:
             forecast.head_ns += loading_ns

@@ -138,7 +138,8 @@ class NodeAssignment:
     def _if_committed(self, number: int) -> list[JobView] | None:
         if self.table.waiting[number]:
             return None
-        devices, jobs = self.table.by_node[number], list[JobView]()
+        devices = self.table.by_node[number]
+        jobs: list[JobView] = []
         for device in devices:
             if not device.works:
                 continue
@@ -161,7 +162,8 @@ class NodeAssignment:
         self.forecaster.by_tenant = len({job.request.tenant for job in waiting}) > 1
         newcomers = table.update(waiting, self.view, self.forecaster.now_ns)
         for job in newcomers:
-            number, place = table.returning(job), None
+            number = table.returning(job)
+            place = None
             if number is None and (place := self._place(job)) is not None:
                 number = place.number
             if number is not None:
@@ -233,7 +235,8 @@ class NodeAssignment:
 
         `latest` are the selections of the latest plans, of which those of the last moment still stand.
         """
-        numbers, now_ns = list(dict.fromkeys(self._candidates(job))), self.forecaster.now_ns
+        numbers = list(dict.fromkeys(self._candidates(job)))
+        now_ns = self.forecaster.now_ns
         recent = {one: found for one, found in latest.items() if now_ns <= found.node.now_ns + self.chunk_ns}
         for number in numbers:
             selection = recent.get(number) or self.at(number)

@@ -120,7 +120,8 @@ class NodeJobs:
         jobs = [forecast for forecast in self.forecasts if forecast.claim is Claim.BEST_EFFORT]
         num_delayed = len(jobs) * _DELAYED_PER_JOB / len(self.devices)
         for forecast in jobs:
-            speeds, rank = forecast.speeds, 0
+            speeds = forecast.speeds
+            rank = 0
             while rank < forecast.usual:
                 narrow, wide = speeds[rank], speeds[rank + 1]
                 if narrow.step_ns - wide.step_ns <= num_delayed * (wide.device_ns - narrow.device_ns):
@@ -137,7 +138,8 @@ class NodeJobs:
         """
         if self.tight is None or len(self.devices) == 1:
             return
-        least_slack_ns, num_devices = self.tight.least_slack_ns, len(self.devices)
+        least_slack_ns = self.tight.least_slack_ns
+        num_devices = len(self.devices)
         frequencies: tuple[tuple[int, float], ...] = ()
         for forecast in forecasts:
             narrowest = forecast.speeds[0]

@@ -76,7 +76,8 @@ class NodeTable:
             # What pools of a host load and read ahead depends on each other.
             hosts = {self.by_node[number][0].node for number in self.changed}
             self.changed.update(number for host in hosts for number in self.by_host[host])
-        self._free_ns, self._by_load = {}, []
+        self._free_ns = {}
+        self._by_load = []
         self._count_idle(changed)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:
             self._remove(job_id)

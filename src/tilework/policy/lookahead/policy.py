@@ -109,10 +109,8 @@ class LookaheadPolicy(DeadlinePolicy):
             self._table = NodeTable(view.devices, changed=self._unused is not view.devices)
             self._latest.clear()
         table = self._table
-        grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         self._ration(waiting, table, view, costs, now_ns)
-        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
-        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
+        assignment = self._assignment(table, view, costs, now_ns)
         assignment.assign_waiting(waiting)
         committed = assignment.committed()
         changed = sorted(table.changed - committed.keys())
@@ -156,9 +154,12 @@ class LookaheadPolicy(DeadlinePolicy):
         if table is None or table.devices is not view.devices:
             table, latest = NodeTable(view.devices), {}
             table.update(view.most_urgent(_MOST_WAITING), view, now_ns)
+        return self._assignment(table, view, costs, now_ns).num_missed(job, latest)
+
+    def _assignment(self, table: NodeTable, view: ClusterView, costs: CostModel, now_ns: int) -> NodeAssignment:
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
-        return NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight).num_missed(job, latest)
+        return NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
 
     def end_ns(self, job: JobView) -> int | None:
         """By the rollout of its node at the latest plan, which is what the next plans do until something happens."""

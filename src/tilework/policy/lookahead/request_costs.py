@@ -84,7 +84,8 @@ class RequestCosts:
         """
         several = left.itinerary.num_stepped > 1
         where = num_devices, len(left.itinerary.stages), (left.position, *left.itinerary.ends) if several else ()
-        class_key, version = (cost_key(request), where), costs.version_of(request)
+        class_key = (cost_key(request), where)
+        version = costs.version_of(request)
         found_version, found = self._by_class.get(class_key, _UNKNOWN)  # It has a hash; a step class is hashed anew.
         if found is not None and found_version == version:
             return found

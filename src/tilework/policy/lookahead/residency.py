@@ -126,7 +126,8 @@ class Holdings:
 
     def after(self, group: Group, wanted: Sequence[Component], order: DropOrder) -> Holdings:
         """What they have when these devices have loaded what they lack of these, in this order of drops."""
-        devices, read = dict(self.devices), list[Component]()
+        devices = dict(self.devices)
+        read: list[Component] = []
         for device_id in group:
             if devices[device_id].can_hold(wanted):
                 change = devices[device_id].used(wanted, order.device)
@@ -167,7 +168,8 @@ class Eviction:
     def order(self, group: Group, stage: Stage, starts: Sequence[Start] = ()) -> DropOrder:
         """What these devices of one node, and its host, drop first where they load what they lack of a stage."""
         here = [device for device_id in group if (device := self.view.device(device_id)) is not None]
-        before, needed = self.holdings(here[0].node), self._needed(here, starts)
+        before = self.holdings(here[0].node)
+        needed = self._needed(here, starts)
         components = dict.fromkeys(one for device in here for one in device.memory.components)
         without = {one: max(0, before.copies(one) - len(group)) for one in components}
         losses = {one: self._loss(one, without[one], one in before.host.components) for one in components}
@@ -264,20 +266,24 @@ class Preloading:
 
 def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[Stage]:
     """The stages of these devices that were asked for, most often first. Those of a removed model need nothing."""
-    rates, now_ns, pools = eviction.rates, eviction.now_ns, eviction.costs.pools
+    rates = eviction.rates
+    pools = eviction.costs.pools
     served = (one for one in rates.stages if any(pools.serves(each.device_id, one.pipeline) for each in devices))
     needed = {stage: wanted for stage in served if (wanted := eviction.costs.components(stage))}
-    rarest = {stage: min(rates.per_s(one, now_ns) for one in wanted) for stage, wanted in needed.items()}
+    rarest = {stage: min(rates.per_s(one, eviction.now_ns) for one in wanted) for stage, wanted in needed.items()}
     return sorted(rarest, key=lambda stage: -rarest[stage])
 
 
 def _loads(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, Preload | None]]:
     """Loads of a device, each with what it saves within its payback time, over the time that it takes."""
-    costs, before, group = eviction.costs, eviction.holdings(device.node), (device.device_id,)
+    costs = eviction.costs
+    before = eviction.holdings(device.node)
+    group = (device.device_id,)
     num_devices = len(eviction.view.devices)
     lacking = (stage for stage in asked if not device.memory.has(costs.components(stage)))
     for stage in islice(lacking, _MOST_TRIED):
-        wanted, load_ns = costs.components(stage), eviction.view.load_ns(device.device_id, stage)
+        wanted = costs.components(stage)
+        load_ns = eviction.view.load_ns(device.device_id, stage)
         is_on_host = all(one in before.host.components or one in device.memory.components for one in wanted)
         if load_ns and is_on_host and device.memory.can_hold(wanted):
             order = eviction.order(group, stage)

@@ -63,7 +63,8 @@ class Pause:
         assert forecast.rank < 0
         job = RemainingJob(forecast, index, forecast.num_steps, forecast.head_ns, forecast.tail_ns)
         degree = needed_degree(job, self.num_spare, self.now)
-        is_safe, num_spare = degree is not None, self.num_spare - (degree or self.num_spare)
+        is_safe = degree is not None
+        num_spare = self.num_spare - (degree or self.num_spare)
         feasible = [*self.feasible, job]
         return Pause(self.certain, feasible, is_safe, num_spare, self.now, self.next_ns, self.moments)
 
@@ -163,7 +164,8 @@ def _simulate(
     certain, feasible, others, moments = state.certain, state.feasible, state.others, state.moments
     while certain or feasible or (others and (to_the_end or len(moments) < 2)):
         in_step = state.in_step
-        (running, is_safe, num_spare), change_ns = allocate(certain, feasible, others, num_devices, state.now), inf
+        running, is_safe, num_spare = allocate(certain, feasible, others, num_devices, state.now)
+        change_ns = inf
         if may_pause and num_spare:
             if is_safe and not in_step:
                 for job in running:
@@ -192,7 +194,8 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
     runs_ns = [job.run_ns() for job in running]
     span_ns = min(*runs_ns, change_ns)
     state.now = now = state.now + span_ns
-    feasible, late = state.feasible, None
+    feasible = state.feasible
+    late = None
     for job, run_ns in zip(running, runs_ns, strict=True):
         job.last_rank = job.rank
         job.hold_ns -= span_ns

@@ -110,7 +110,8 @@ class Selection:
                 forecast.claim = Claim.DEFERRED
         if self.node.load_ns is not None:
             chosen = self._with_fewer_loads(chosen)
-        self._chosen, self._num_needed = chosen, None
+        self._chosen = chosen
+        self._num_needed = None
         self._stays = not self.sharing.batches and all(one.claim in _STAYING for one in self.node.forecasts)
         return chosen
 
@@ -128,12 +129,14 @@ class Selection:
         feasible = sorted((one for one in chosen.served if one.claim is Claim.FEASIBLE), key=_by_load)
         if not any(one.load_ns for one in feasible):
             return chosen
-        num_devices, num_first = len(self.node.devices), 0
+        num_devices = len(self.node.devices)
+        num_first = 0
         for forecast in feasible[: 2 * num_devices] if len(feasible) > 1 else ():
             key, forecast.order_key = forecast.order_key, -_FIRST + num_first
             with_it_first = self.sharing.reordered(chosen)
             if with_it_first.result.late is None:
-                chosen, num_first = with_it_first, num_first + 1
+                chosen = with_it_first
+                num_first += 1
             else:
                 forecast.order_key = key
             if num_first == num_devices:
@@ -167,9 +170,9 @@ class Selection:
     def ends_ns(self) -> Mapping[int, float]:
         """When each job ends if no other request comes, by job id, as the jobs were chosen last."""
         if self._ends_ns is None:
-            self._ends_ns, batches = {}, self.sharing.batches
+            self._ends_ns = {}
             for forecast, end_ns in self.choose().ends_ns().items():
-                batch = batches.get(forecast)
+                batch = self.sharing.batches.get(forecast)
                 self._ends_ns.update([(forecast.job_id, end_ns)] if batch is None else batch.ends_if(end_ns))
         return self._ends_ns
 
@@ -187,7 +190,8 @@ class Selection:
         none where that would slow one that can. Of jobs that need not be on time, some end later and some earlier: the
         gain must outweigh the loss.
         """
-        chosen, sharing = self.choose(), self.sharing
+        chosen = self.choose()
+        sharing = self.sharing
         if not any(forecast.shares and sharing.awaits_steps(forecast) for forecast in chosen.served):
             return chosen
         joining = [

@@ -112,7 +112,8 @@ class StepSharing:
 
         Such a member ends its committed works and then continues elsewhere.
         """
-        node, self.batches = self.node, {}
+        node = self.node
+        self.batches = {}
         self._pinned = list(node.pinned())
         self._num_behind = sum(not job.works for job in node.jobs.values()) / len(node.devices)
         gathered: set[int] = set()
@@ -127,7 +128,8 @@ class StepSharing:
                 continue
             staying = [job for job in here if not job.is_stopping]
             gathered.update(job.job_id for job in staying)
-            margin, staged = node.margins.guard, [job for job in staying if job.stage is not None]
+            margin = node.margins.guard
+            staged = [job for job in staying if job.stage is not None]
             members = [Member.of(job, by_id[job.job_id], margin, node.now_ns) for job in staged]
             whole = Batch(tuple(members), device.free_ns, node.step_time, self._num_behind)
             batch = _without_unfit(whole).trimmed()
@@ -173,8 +175,9 @@ class StepSharing:
     def make_room(self, chosen: ServiceOrder) -> ServiceOrder | None:
         """Let waiting jobs join batches, so that the first late job is due later; None if that does not help."""
         assert chosen.result.late is not None
-        due_ns, late = chosen.first_late_ns, chosen.result.late
-        waiting = [forecast for forecast in chosen.order[: late + 1] if self.may_join(forecast, Claim.FEASIBLE)]
+        due_ns = chosen.first_late_ns
+        up_to_late = chosen.order[: chosen.result.late + 1]
+        waiting = [forecast for forecast in up_to_late if self.may_join(forecast, Claim.FEASIBLE)]
         for forecast in waiting[-_MOST_TRIED:]:
             if forecast not in chosen.order:  # It has joined a batch.
                 continue
@@ -241,7 +244,8 @@ class StepSharing:
             return None
         if job.job_id in self.node.leaving or (job.works and len(group_of(job)) > 1):
             return None
-        member, ready_ns = self._member(job, host), float(self.node.ready_ns(job))
+        member = self._member(job, host)
+        ready_ns = float(self.node.ready_ns(job))
         return Batch((member,), ready_ns, self.node.step_time, self._num_behind)
 
 

@@ -63,7 +63,8 @@ def busy_ns(demands: Sequence[ClassDemand], kind: PlacementType, rates: Rates) -
 
     At least a nanosecond for each.
     """
-    rate, num = rates.get(kind, 0), sum(demand.count for demand in demands)
+    rate = rates.get(kind, 0)
+    num = sum(demand.count for demand in demands)
     if rate > 0:
         return 1e9 * num / rate
     profiled = sum(demand.count * sum(demand.device_ns.get(role, 0) for role in kind.roles) for demand in demands)

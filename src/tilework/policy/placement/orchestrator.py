@@ -126,7 +126,8 @@ def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> d
     Largest remainder, in whole nodes where that changes little. A budget of less than its units takes devices from
     those that have most to spare. If that leaves one with less than half of its share, there are too few, too.
     """
-    total, sizes = sum(len(node) for node in nodes.values()), {len(node) for node in nodes.values()}
+    total = sum(len(node) for node in nodes.values())
+    sizes = {len(node) for node in nodes.values()}
     if sum(need.num_devices for need in needs.values()) > total:
         return None
     budgets = apportioned(mix, total)
@@ -151,7 +152,8 @@ def _counts(
         parts = split(replica, budgets[replica], need.rates, need.units)
         if replica.auxiliaries:
             words.append(_split_text(replica, parts, need))
-        primary, rest = replica.primary, parts[replica.primary] % multiple
+        primary = replica.primary
+        rest = parts[replica.primary] % multiple
         rounded = parts[primary] - rest
         may_round = round_down and replica is not VirtualReplica.V0 and VirtualReplica.V0 in needs
         if may_round and 0 < rest <= _MOST_ROUNDED * parts[primary] and rounded >= need.least[primary]:
@@ -213,7 +215,8 @@ def _unserved(demands: Sequence[ClassDemand], groups: Assigned) -> list[str]:
 
 
 def _budget_reasons(budgets: Mapping[VirtualReplica, int], mix: Mix, by: By) -> list[str]:
-    total, what = sum(budgets.values()), "device time" if by == "device_time" else "requests"
+    total = sum(budgets.values())
+    what = "device time" if by == "device_time" else "requests"
     return [f"{replica} gets {num} of {total} for {mix[replica]:.0%} of the {what}" for replica, num in budgets.items()]
 
 

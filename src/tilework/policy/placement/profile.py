@@ -30,7 +30,8 @@ from tilework.policy.placement.roles import Role, role_of
 
 def pieces_by_role(request: Request, costs: CostModel) -> Mapping[Role, Sequence[Piece]]:
     """The stages of a whole request that run on devices, with their numbers of steps. Raises UnknownCost."""
-    graph, found = costs.graph(request.pipeline), dict[Role, list[Piece]]()
+    graph = costs.graph(request.pipeline)
+    found: dict[Role, list[Piece]] = {}
     for piece in costs.start(request).pieces:
         role = role_of(graph, piece[0])
         if role is not None:
@@ -125,7 +126,8 @@ def class_profile(
         optimal=optimal,
         usable_bytes=_NO_LIMIT if usable_bytes is None else usable_bytes,
     )
-    run_ns, device_ns = dict[Role, int](), dict[Role, int]()
+    run_ns: dict[Role, int] = {}
+    device_ns: dict[Role, int] = {}
     for role, found in pieces.items():
         runs = [_run(stage, num_steps, optimal[role], request, costs) for stage, num_steps in found]
         run_ns[role] = sum(one_ns for _, one_ns in runs)

@@ -68,7 +68,8 @@ def _with_rest(counts: Counts, total: int, rates: Rates, least: Units) -> Counts
 
 def _needed(replica: VirtualReplica, num: int, rates: Rates, least: Units) -> Counts:
     """The fewest devices, in whole units, with which each auxiliary keeps pace with `num` primaries."""
-    served, needed = num * rates[replica.primary], {}
+    served = num * rates[replica.primary]
+    needed = {}
     for kind in replica.auxiliaries:
         unit = least[kind]
         count = max(1, ceil(served / rates[kind] / unit)) * unit

@@ -96,7 +96,8 @@ class DDiT:
         """Place jobs at the end of a chunk on as many devices as they had, if these are still there."""
         placed = {}
         for task in running:
-            width, best = len(task.job.last_devices), _best(task)
+            width = len(task.job.last_devices)
+            best = _best(task)
             widths = [speed.degree for speed in task.group_speeds if speed.degree <= min(width, best.degree)]
             if widths and pool.is_ready(task) and (group := pool.allocator.take(widths[-1], task.job.last_devices)):
                 placed[task.job.job_id] = Placement(task, group, "keeps its group")
@@ -107,7 +108,8 @@ class DDiT:
     def _starved_ns(self, task: Task) -> int | None:
         """The starvation time, eq. 5; None for a job that has enough devices."""
         speeds = {speed.degree: speed for speed in task.speeds}
-        best, grant = _best(task), self._grants.get(task.job.job_id)
+        best = _best(task)
+        grant = self._grants.get(task.job.job_id)
         width = len(task.job.last_devices)
         if width >= best.degree or width not in speeds:
             return None if width >= best.degree else 0
@@ -141,8 +143,10 @@ class DDiT:
         """Remember since when each job has had its devices."""
         grants = {}
         for task in tasks:
-            job_id, one = task.job.job_id, placed.get(task.job.job_id)
-            degree, known = one.degree if one else len(task.job.last_devices), self._grants.get(task.job.job_id)
+            job_id = task.job.job_id
+            one = placed.get(job_id)
+            degree = one.degree if one else len(task.job.last_devices)
+            known = self._grants.get(job_id)
             if degree:
                 is_same = known is not None and known.degree == degree
                 grants[job_id] = known if known and is_same else _Grant(degree, task.num_steps)

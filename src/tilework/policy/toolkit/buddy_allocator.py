@@ -91,7 +91,8 @@ class Allocator:
     def _tidy(self) -> None:
         """Sort the nodes that have changed, and their holes, onto their shelves."""
         for index in self._changed:
-            free, names = self._free[index], self._names[index]
+            free = self._free[index]
+            names = self._names[index]
             for name in names:
                 self._holes.remove(name)
             if names:

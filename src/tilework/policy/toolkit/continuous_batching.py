@@ -91,7 +91,8 @@ class ContinuousBatching(ABC):
             members: Sequence[JobView] = ()
             if queue.begun or queue.waiting:
                 choice = self.choose(queue, costs, max(now_ns, device.free_ns))
-                members, late = choice.members, late + list(choice.late)
+                members = choice.members
+                late += list(choice.late)
             starts += islice(self._starts(ended, members, device.device_id, costs), MOST_AHEAD)
         if late:
             return Plan(dropped_to_best_effort=tuple(late))

@@ -68,7 +68,8 @@ class LaneDivision:
 
     def lanes(self, devices: Sequence[DeviceView]) -> Sequence[Lane]:
         if self._devices is not devices:
-            self._devices, self._lanes = devices, _divided(devices, self.degree)
+            self._devices = devices
+            self._lanes = _divided(devices, self.degree)
         return self._lanes
 
 
@@ -76,9 +77,11 @@ def _divided(devices: Sequence[DeviceView], degree: int) -> list[Lane]:
     """The devices of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
     if degree == 1:
         return [Lane((device,)) for device in devices]
-    by_id, lanes = {device.device_id: device for device in devices}, []
+    by_id = {device.device_id: device for device in devices}
+    lanes = []
     for node in nodes(devices):
-        allocator, width = Allocator([node]), degree
+        allocator = Allocator([node])
+        width = degree
         while width:
             while group := allocator.take(width):
                 lanes.append(Lane(tuple([by_id[device_id] for device_id in group])))
@@ -147,7 +150,9 @@ class LanePlan:
     def _start(self, job: JobView, lane: Lane, why: str) -> None:
         """Append the next piece of `job` to `lane`: a stage without steps, or a chunk of steps."""
         cursor = self._cursors.get(job.job_id) or job.left
-        stage, degree, num_steps = cursor.stage, 1, 1
+        stage = cursor.stage
+        degree = 1
+        num_steps = 1
         assert stage is not None, f"job {job.job_id} has nothing left to start"
         if stage.has_steps:
             degree = usable_degree(job.request, len(lane.devices), self.costs)

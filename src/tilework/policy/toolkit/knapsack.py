@@ -24,9 +24,11 @@ def solve_knapsack(groups: Sequence[Sequence[Option]], capacity: int) -> list[in
 
     Source: TetriServe §4.2.2, Algorithm 1, lines 13-22.
     """
-    best, tables = [0] * (capacity + 1), []
+    best = [0] * (capacity + 1)
+    tables = []
     for options in reversed(groups):
-        after, choice = list(best), [-1] * (capacity + 1)
+        after = list(best)
+        choice = [-1] * (capacity + 1)
         for index, option in enumerate(options):
             for room in range(option.width, capacity + 1):
                 value = best[room - option.width] + option.value
@@ -69,10 +71,13 @@ def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) ->
             moves.append((rank, group, level, width, option))
     moves.sort()
     chosen: list[int | None] = [None] * len(groups)
-    levels, room = [0] * len(groups), capacity
+    levels = [0] * len(groups)
+    room = capacity
     for _, group, level, width, option in moves:
         if width <= room and levels[group] == level:
-            levels[group], chosen[group], room = level + 1, option, room - width
+            levels[group] = level + 1
+            chosen[group] = option
+            room -= width
     return _fill(groups, chosen, room) if room else chosen
 
 
@@ -112,5 +117,6 @@ def _fill(groups: Sequence[Sequence[Option]], chosen: list[int | None], room: in
     filled: dict[int, int] = {}
     for _, added, group, index in sorted(changes):
         if added <= room and group not in filled:
-            filled[group], room = index, room - added
+            filled[group] = index
+            room -= added
     return [filled.get(group, index) for group, index in enumerate(chosen)]

@@ -53,13 +53,14 @@ class DeviceChanges:
 
     def among(self, devices: Sequence[DeviceView]) -> Sequence[DeviceView]:
         """Those of these devices that have changed since the latest call; all if others were asked for then."""
-        before, num_changes = self._num_changes, list(map(_num_changes, devices))
-        is_same, self._devices, self._num_changes = self._devices is devices, devices, num_changes
-        if not is_same:
+        before = self._num_changes if self._devices is devices else None
+        self._devices = devices
+        self._num_changes = list(map(_num_changes, devices))
+        if before is None:
             return devices
-        if num_changes == before:
+        if self._num_changes == before:
             return ()
-        return list(compress(devices, map(ne, before, num_changes)))
+        return list(compress(devices, map(ne, before, self._num_changes)))
 
 
 class OpenDevices:
@@ -85,7 +86,9 @@ class OpenDevices:
             for device in devices:
                 sizes[device.node] = sizes.get(device.node, 0) + 1
             self.widest = max(sizes.values(), default=0)
-            self.soon, self._with_one, self._with_more = {}, [], []
+            self.soon = {}
+            self._with_one = []
+            self._with_more = []
         for device in self._changes.among(devices):
             self._look(device, now_ns)
         for heap in (self._with_one, self._with_more):
@@ -95,7 +98,8 @@ class OpenDevices:
                     self._look(device, now_ns)
 
     def _look(self, device: DeviceView, now_ns: int) -> None:
-        device_id, at_ns = device.device_id, device.free_ns - LEAD_NS
+        device_id = device.device_id
+        at_ns = device.free_ns - LEAD_NS
         if at_ns <= now_ns:
             self.soon[device_id] = device
             return

@@ -58,7 +58,8 @@ class Task:
 
         Of several stages with steps only the next one makes steps.
         """
-        job_id, left = self.job.job_id, self.job.left
+        job_id = self.job.job_id
+        left = self.job.left
         assert left.stage is not None, f"job {job_id} has nothing left to start"
         yield from start_at_once(left, job_id, group[0], why)
         left = before_steps(left)
@@ -87,7 +88,8 @@ class TaskPrices:
     def of(self, request: Request, left: Cursor, max_degree: int, costs: CostModel) -> Price:
         """Raises UnknownCost."""
         position = left.position if left.itinerary.num_stepped > 1 else 0
-        key, version = (step_key(request), left.num_done, position, max_degree), costs.version_of(request)
+        key = (step_key(request), left.num_done, position, max_degree)
+        version = costs.version_of(request)
         known_version, price = self._known.get(key, _UNKNOWN)
         if price is not None and known_version == version:
             return price
@@ -113,7 +115,10 @@ class TaskReader:
         prices: TaskPrices | None = None,
     ) -> None:
         """`devices` are all that are up, by id. `prices` may be kept from one time to the next."""
-        self._devices, self._costs, self._max_degree, self._now_ns = devices, costs, max_degree, now_ns
+        self._devices = devices
+        self._costs = costs
+        self._max_degree = max_degree
+        self._now_ns = now_ns
         self._prices = prices or TaskPrices()
 
     def read(self, job: JobView) -> Task | None:
@@ -146,7 +151,8 @@ def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task
     sizes: dict[int, int] = {}
     for device in view.devices:
         sizes[device.node] = sizes.get(device.node, 0) + 1
-    devices, max_degree = {device.device_id: device for device in view.devices}, max(sizes.values())
+    devices = {device.device_id: device for device in view.devices}
+    max_degree = max(sizes.values())
     jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.devices))), key=by_urgency)
     reader = TaskReader(devices, costs, max_degree, now_ns)
     return [task for job in jobs if (task := reader.read(job)) is not None]

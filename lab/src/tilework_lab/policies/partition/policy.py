@@ -98,7 +98,10 @@ class Partition(ArrivalOrdered):
         known = {bucket for bucket, _ in self._classes.values()}
         left = {bucket: stats for bucket, stats in self._stats.items() if bucket in known}
         if len(left) < len(self._stats):
-            self._stats, self._clusters, self._groups, self._divided_at = left, {}, {}, ()
+            self._stats = left
+            self._clusters = {}
+            self._groups = {}
+            self._divided_at = ()
 
     # Which request is served where.
 
@@ -133,7 +136,8 @@ class Partition(ArrivalOrdered):
             queues.setdefault(bucket, deque()).append(job)
             stats = self._stats.setdefault(bucket, BucketStats())
             if job.request.shape.pixels > stats.pixels:
-                stats.pixels, stats.speeds = job.request.shape.pixels, speeds
+                stats.pixels = job.request.shape.pixels
+                stats.speeds = speeds
         return queues
 
     def _next_bucket(self, cluster: Cluster, queues: dict[Bucket, deque[JobView]]) -> Bucket | None:

@@ -121,7 +121,8 @@ class Layout:
 
     def lines(self, nodes: Nodes, seen: SeenRequests) -> tuple[Line, ...]:
         """The lines of these devices, each role in at least one. A request must have been seen."""
-        num_devices, mean_ns = sum(map(len, nodes.values())), seen.mean_ns()
+        num_devices = sum(map(len, nodes.values()))
+        mean_ns = seen.mean_ns()
         placement = colocated(nodes)
         if self.is_pooled and num_devices >= len(mean_ns):
             sizes = mean_ns if self.pools is None else {role: self.pools[role] for role in mean_ns}

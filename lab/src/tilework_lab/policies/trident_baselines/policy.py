@@ -128,7 +128,8 @@ class TridentBaseline(ArrivalOrdered):
         def degree_of(role: Role) -> int:
             return degree if self._holds or role is Role.D else self._route(request, role, costs)[1]
 
-        ends_ns, run_ns = list[int](), 0
+        ends_ns: list[int] = []
+        run_ns = 0
         for _, work_ns in works_ns(request, left, costs, degree_of, holds=self._holds):
             run_ns += work_ns
             ends_ns.append(run_ns)
@@ -177,7 +178,8 @@ class TridentBaseline(ArrivalOrdered):
 
     def forget(self, pipeline: str, costs: CostModel) -> None:
         if self._seen.forget(pipeline):  # The layout was for its requests, too.
-            self._lines, self._laid_out = (), None
+            self._lines = ()
+            self._laid_out = None
             self._jobs.clear()
             self._routes.clear()
         self._routes.forget(pipeline)

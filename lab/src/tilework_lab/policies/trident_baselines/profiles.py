@@ -49,7 +49,8 @@ def works_ns(
             launch.left = launch.left.advanced(launch.left.num_left_here)
             yield stage, costs.work_ns(stage, (request,), 1)
             continue
-        num_before, degree = len(launch.starts), degree_of(role)
+        num_before = len(launch.starts)
+        degree = degree_of(role)
         launch.run(role, tuple(range(degree)), degree if holds else None)
         for start in launch.starts[num_before:]:
             yield start.stage, costs.work_ns(start.stage, (request,), len(start.devices), start.num_steps)
@@ -57,7 +58,8 @@ def works_ns(
 
 def profile_of(request: Request, costs: CostModel) -> Profile:
     """The profile of a request. Raises UnknownCost."""
-    start, graph = costs.start(request), costs.graph(request.pipeline)
+    start = costs.start(request)
+    graph = costs.graph(request.pipeline)
     optimal: dict[Role, list[tuple[bool, int]]] = {}
     for stage in start.itinerary.stages:
         role = role_of(graph, stage)

@@ -138,7 +138,8 @@ class OnePieceDispatch(ArrivalOrdered):
         }
         for job in waiting:
             service = self._service_of(job, costs)
-            own, others = self._instance_of(job, service), open_to[service]
+            own = self._instance_of(job, service)
+            others = open_to[service]
             usable = others if own is None else [one for one in others if one == own]
             if not usable:
                 continue
@@ -159,7 +160,8 @@ class OnePieceDispatch(ArrivalOrdered):
         """The instance that a request was handed on to, chosen now if it was not yet; None if any may take it."""
         if not self.in_turn or not job.last_devices:
             return None
-        known, instances = self._hops.get(job.job_id), self._manager.instances
+        known = self._hops.get(job.job_id)
+        instances = self._manager.instances
         if known is not None and known[0] == job.left.position and instances.get(known[1]) == service:
             return known[1]
         others = self._manager.of(service)
@@ -174,7 +176,8 @@ class OnePieceDispatch(ArrivalOrdered):
 
     def _degrees(self, job: JobView, service: Service, instance: Group, costs: CostModel) -> dict[Role, int]:
         """How many workers of an instance a request gets for each role of a service."""
-        request, services = job.request, self._traffic.services
+        request = job.request
+        services = self._traffic.services
         return {
             role: narrowed(role, run.degree, len(instance), request, costs)
             for role, run in self._traffic.runs(request, costs).items()

@@ -99,7 +99,8 @@ class NodeManager:
         served = self.traffic.services.all()
         if all(one in served for one in self.services):
             return
-        self._has_lost, self._told = True, {}
+        self._has_lost = True
+        self._told = {}
         self.services = [one for one in self.services if one in served]
         self.instances = {one: own if own in served else None for one, own in self.instances.items()}
         self._was_for = {one: own for one, own in self._was_for.items() if own in served}
@@ -238,13 +239,15 @@ class NodeManager:
     def _end_window(self, now_ns: int) -> None:
         """Let the rule decide, and begin the next window."""
         self._note_time(now_ns)
-        uses, num_idle = self._uses(), sum(own is None for own in self.instances.values())
+        uses = self._uses()
+        num_idle = sum(own is None for own in self.instances.values())
         change = self.rule.reassignment(uses, num_idle) if self.moves else None
         if change is not None:
             for giver in change.givers:
                 self.instances[self._least_used(giver)] = change.to
             self._reasons.append(change.why)
-        self._has_tried, self._since_ns = True, now_ns
+        self._has_tried = True
+        self._since_ns = now_ns
         for counter in (self._used_ns, self._refused_ns, self._had_ns):
             counter.clear()
         self._ends_ns = {one: [at_ns for at_ns in ends if at_ns > now_ns] for one, ends in self._ends_ns.items()}
@@ -253,7 +256,8 @@ class NodeManager:
     def _give_one(self, service: Service, now_ns: int) -> None:
         """Give a service without instances one. There are as many instances as services, so one can be spared."""
         self._note_time(now_ns)
-        giver, what = None, "an idle instance"
+        giver = None
+        what = "an idle instance"
         if None not in self.instances.values():
             uses = self._uses()
             may = [one for one, use in uses.items() if use.num_instances > 1 or not (use.share or self._waiting[one])]

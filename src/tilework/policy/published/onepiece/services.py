@@ -50,7 +50,8 @@ class Services:
         """Learn the services of a pipeline. Raises UnknownCost."""
         if pipeline in self._own:
             return
-        graph, found = costs.graph(pipeline), dict[Role, set[str]]()
+        graph = costs.graph(pipeline)
+        found: dict[Role, set[str]] = {}
         for stage in graph.stages:
             if (role := role_of(graph, stage)) is not None:
                 found.setdefault(role, set()).update(one.digest for one in costs.components(stage))

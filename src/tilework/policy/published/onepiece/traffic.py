@@ -60,7 +60,8 @@ def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> 
     """What a request takes of each role, on this many workers. Raises UnknownCost."""
     found = {}
     for role, pieces in pieces_by_role(request, costs).items():
-        degree, run_ns = degrees[role], 0
+        degree = degrees[role]
+        run_ns = 0
         for stage, num_steps in pieces:
             width = degree if stage.has_steps else optimal_degree(stage, request, costs, degree)
             run_ns += costs.work_ns(stage, (request,), width, num_steps)

@@ -52,7 +52,9 @@ class TetriServe(DeadlinePolicy):
     def forget(self, pipeline: str, costs: CostModel) -> None:
         DeadlinePolicy.forget(self, pipeline, costs)  # Dataclasses with slots know no super().
         if self._budgets.forget(pipeline):  # The length was for its requests, too.
-            self._search, self._chosen_ns, self._age = None, 0, _LATEST
+            self._search = None
+            self._chosen_ns = 0
+            self._age = _LATEST
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         is_over = now_ns >= self._end_ns or _is_abandoned(view) or (self.ends_early and _is_idle(view))
@@ -74,7 +76,8 @@ class TetriServe(DeadlinePolicy):
         self._age += 1
         if self._search is None and self._age >= (_SOONEST if self._has_news else _LATEST):
             self._search = RoundSearch(list(self._budgets.values()), self.margin_ns, self.ends_early)
-            self._has_news, self._age = False, 0
+            self._has_news = False
+            self._age = 0
         if self._search is not None:
             self._search.proceed()
             if self._search.is_over or not self._chosen_ns:

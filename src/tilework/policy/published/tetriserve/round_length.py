@@ -11,10 +11,14 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.demand import Speed
 
 _SHORTEST_NS, _LONGEST_NS = 100 * NS_PER_MS, 2 * NS_PER_S
-_WAIT, _WAIT_IF_EARLY, _TAIL_IF_EARLY, _MISSED_WEIGHT = 1.5, 1.0, 0.5, 2.0
+_WAIT = 1.5
+_WAIT_IF_EARLY = 1.0
+_TAIL_IF_EARLY = 0.5
+_MISSED_WEIGHT = 2.0
 _NEARLY_AS_GOOD = 1.02
 _ROOM_FOR_ERRORS = 1.02
-_GRID, _TRIALS_AT_ONCE = 8, 64  # One length in eight is in the coarse grid; lengths x classes tried at once.
+_GRID = 8  # One length in eight is in the coarse grid.
+_TRIALS_AT_ONCE = 64  # Lengths x classes.
 _BUCKETS_NS = [
     ceil(1.05 ** (index + 0.5))
     for index in range(round(log(_SHORTEST_NS) / log(1.05)), round(log(_LONGEST_NS) / log(1.05)))
@@ -94,7 +98,9 @@ class RoundSearch:
         return min(round_ns for round_ns, score in self._scores.items() if score <= limit)
 
     def _score(self, round_ns: int) -> float:
-        total_ns, missed, wait_ns = 0, 0.0, (_WAIT_IF_EARLY if self._ends_early else _WAIT) * round_ns
+        total_ns = 0
+        missed = 0.0
+        wait_ns = (_WAIT_IF_EARLY if self._ends_early else _WAIT) * round_ns
         for budget in self._budgets:
             steps = [
                 (step_ns := self._step_ns(speed.step_ns, round_ns), speed.degree * step_ns) for speed in budget.speeds

@@ -104,7 +104,8 @@ class RoundBatch:
         members = list(self.tasks)
         left = {task.job.job_id: task.job.left.num_steps for task in self.tasks}
         now = max([self.ready_ns, *(task.ready_ns for task in members)]) + sum(task.head_ns for task in members)
-        self.num_steps_left, self.ends_ns = left, dict.fromkeys(left, now)
+        self.num_steps_left = left
+        self.ends_ns = dict.fromkeys(left, now)
         while members:
             step_ns = step_together_ns(members, self.costs)
             least = min(left[task.job.job_id] for task in members)
@@ -125,7 +126,8 @@ class RoundBatch:
             left[task.job.job_id] = before_steps(task.job.left)
             yield from start_at_once(task.job.left, task.job.job_id, device_id, why)
         for members, num_steps in self.parts:
-            stage, job_ids = left[members[0].job.job_id].stage, tuple(task.job.job_id for task in members)
+            stage = left[members[0].job.job_id].stage
+            job_ids = tuple(task.job.job_id for task in members)
             assert stage is not None
             yield start_steps(stage, job_ids, (device_id,), num_steps, why)
             for job_id in job_ids:
@@ -138,7 +140,9 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
 
     Raises UnknownCost.
     """
-    joined, request, stage = [*tasks, task], task.job.request, task.job.left.stepped
+    joined = [*tasks, task]
+    request = task.job.request
+    stage = task.job.left.stepped
     if stage is None or not stage.spec.batchable:
         return False
     if not all(each.job.may_share and each.job.left.stepped == stage for each in joined):
@@ -208,7 +212,8 @@ class Entry:
 
     def reason(self, this_round: Round) -> str:
         """Why it runs, and when it would finish at the next lower degree, or if it waited for the next round."""
-        task, degree = self.task, self.degree
+        task = self.task
+        degree = self.degree
         text = explain(task.job, self.why, this_round.now_ns)
         if task.job.request.deadline_ns is None or task.job.dropped_to_best_effort or not task.num_steps:
             return text
@@ -248,7 +253,8 @@ class RoundPlan:
 
     def __init__(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], this_round: Round) -> None:
         """`tasks`: in order of urgency."""
-        self._costs, self._round = costs, this_round
+        self._costs = costs
+        self._round = this_round
         self._free_ns = {device.device_id: device.free_ns for device in view.devices}
         self._nodes = nodes(
             device for device in view.devices if is_open(device, this_round.now_ns, lead_ns=this_round.margin_ns)
@@ -343,7 +349,8 @@ class RoundPlan:
                 hosts.setdefault(_batch_key(entry.task), []).append(entry)
         for entry in self._entries:
             if not entry.group and entry.makes_steps_alone:
-                here, candidates = entry.task.job.last_devices, hosts.get(_batch_key(entry.task), ())
+                here = entry.task.job.last_devices
+                candidates = hosts.get(_batch_key(entry.task), ())
                 for host in sorted(candidates, key=lambda host: host.task.job.last_devices != here):
                     if self._may_join(entry.task, host):
                         host.guests.append(entry.task)
@@ -378,7 +385,8 @@ class RoundPlan:
                 entry.group = group or ()
 
     def _starts(self, entry: Entry) -> Iterator[Start]:
-        task, why = entry.task, entry.reason(self._round)
+        task = entry.task
+        why = entry.reason(self._round)
         start_ns = max([task.ready_ns, *(self._free_ns[device_id] for device_id in entry.group)])
         if entry.guests:
             why = f"{why}; {len(entry.guests)} without room of their own make steps with it"

@@ -115,10 +115,12 @@ class _RewardTable:
         return _RewardTable(ways, added, best_ns)
 
     def bid(self, tasks: tuple[Task, ...]) -> Bid:
-        rewards, num = 0, len(self.ways)
+        rewards = 0
+        num = len(self.ways)
         for task in tasks:
             reward, its_num = self._reward(task)
-            rewards, num = rewards + reward, min(num, its_num)
+            rewards += reward
+            num = min(num, its_num)
         options = self._known.get((rewards, num))
         if options is None:
             pairs = zip(self.ways[-num:], self.added[-num:], strict=True)
@@ -128,7 +130,8 @@ class _RewardTable:
 
     def _reward(self, task: Task) -> tuple[int, int]:
         """What a task is worth, and in how many of the ways: the quickest ones, if it can be on time."""
-        deadline_ns, best_ns = task.job.request.deadline_ns, self.best_ns
+        deadline_ns = task.job.request.deadline_ns
+        best_ns = self.best_ns
         slack_ns = (task.due_ns if deadline_ns is None else deadline_ns) - task.ready_ns
         if deadline_ns is None or slack_ns < best_ns:
             late_ns = max(0, best_ns - slack_ns)

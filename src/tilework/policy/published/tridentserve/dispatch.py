@@ -122,7 +122,8 @@ class Dispatch:
 
         Nor does it go on with devices that cannot form a group now.
         """
-        group, role = task.job.last_devices, self._role(task.job, task.job.left)
+        group = task.job.last_devices
+        role = self._role(task.job, task.job.left)
         if len({device.pool for one in group if (device := self.view.device(one)) is not None}) > 1:
             return ()
         if task.num_steps:
@@ -150,7 +151,8 @@ class Dispatch:
         Where there are none, or all are kept by requests that began before they were auxiliaries, it is to be
         dispatched like steps, on primaries; a task that must wait for its auxiliary is not returned.
         """
-        others, roles = [], dict[Cursor, Role | None]()  # Many requests, few cursors.
+        others = []
+        roles: dict[Cursor, Role | None] = {}  # Many requests, few cursors.
         for task in tasks:
             if task.job.left not in roles:
                 roles[task.job.left] = self._only_role(task)
@@ -221,9 +223,11 @@ class Dispatch:
 
     def _launch(self, tasks: Sequence[Task], what: str) -> Launch:
         """What happens to the tasks is said in words."""
-        job, num_others = tasks[0].job, len(tasks) - 1
+        job = tasks[0].job
+        num_others = len(tasks) - 1
         why = f"{what}, in one batch with {num_others} more" if num_others else explain(job, what, self.now_ns)
-        ids, room_bytes = tuple([task.job.job_id for task in tasks]), self._profile(tasks[0]).footprint.room_bytes
+        ids = tuple([task.job.job_id for task in tasks])
+        room_bytes = self._profile(tasks[0]).footprint.room_bytes
         return Launch(ids, job.request, job.left, self.costs, why, room_bytes)
 
     def _start(self, task: Task, group: Group, launch: Launch) -> None:
@@ -265,7 +269,8 @@ class Dispatch:
         Without awareness of stages, a decode gets as many as the steps had, or as many as a node has.
         """
         pool = self._auxiliary(task, role)
-        wide, fits = self.layout.widest(pool), self._profile(task).fits.get(pool.kind, ())
+        wide = self.layout.widest(pool)
+        fits = self._profile(task).fits.get(pool.kind, ())
         width = max([degree for degree in fits if degree <= wide], default=0)
         if width and role is Role.C and not self.is_stage_aware:
             return max(width, min(wide, len(task.job.last_devices)))
@@ -276,7 +281,9 @@ class Dispatch:
 
     def _pieces(self, tasks: Sequence[Task], role: Role, degree: int) -> list[tuple[int, int]]:
         """Of each stage of a role that is left, its degree on a group of this width, and its time; of a batch, on 1."""
-        task, request, found = tasks[0], tasks[0].job.request, []
+        task = tasks[0]
+        request = task.job.request
+        found = []
         for stage, num_steps in task.job.left.pieces:
             if self._role_of(task, stage) is not role:
                 continue

@@ -112,10 +112,12 @@ class Divider:
             if virtual_replica(fits, self._wide) is not None:
                 least = tuple((kind, degrees[0]) for kind, degrees in fits.items())
                 alike.setdefault((request.pipeline, least), []).append((request, count))
-        served, found = list[tuple[Request, float]](), None
+        served: list[tuple[Request, float]] = []
+        found = None
         for some in alike.values():
             if (placed := self._serving([*served, *some])) is not None:
-                served, found = [*served, *some], placed
+                served = [*served, *some]
+                found = placed
         if found is None:
             return None
         num = sum(count for _, count in known) - sum(count for _, count in served)
@@ -158,7 +160,8 @@ def _divided(demands: Demands, rows: Nodes) -> Iterator[dict[str, Nodes]]:
         yield dict.fromkeys(shares, rows)
         return
     if len(rows) >= len(shares):
-        nodes, found = iter(sorted(rows)), dict[str, Nodes]()
+        nodes = iter(sorted(rows))
+        found: dict[str, Nodes] = {}
         for part, num in _at_least(dict.fromkeys(shares, 1), shares, len(rows)).items():
             found[part] = {node: rows[node] for node in [next(nodes) for _ in range(num)]}
         yield found

@@ -35,7 +35,8 @@ class Layout:
 
     def __init__(self, rows: Nodes, pools: Mapping[int, Pool]) -> None:
         """`rows` are all devices, `pools` those of them that have one."""
-        self.rows, self._pools = rows, pools
+        self.rows = rows
+        self._pools = pools
         self._parts = {pool.part for pool in pools.values()}
         self._by_pool: dict[Pool, list[Group]] = {}
         for row in rows.values():
@@ -87,7 +88,8 @@ class Layout:
 
     def holds(self, group: Iterable[int], pipeline: str, role: Role, fits: FitsAt) -> bool:
         """Whether a group is to hold the stages of a role, and has the memory for a request class at its width."""
-        ids, part = tuple(group), self.part_of(pipeline)
+        ids = tuple(group)
+        part = self.part_of(pipeline)
         pools = {self._pools.get(device_id) for device_id in ids}
         return bool(ids) and all(
             pool is not None

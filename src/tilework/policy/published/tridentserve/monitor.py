@@ -102,7 +102,8 @@ class Monitor:
         self._drop({key for key in self._counts if key.step.pipeline == pipeline})
         self._runs = [run for run in self._runs if run.pool.part != pipeline]
         if not self._requests:
-            self.first_ns, self.num_seen = None, 0
+            self.first_ns = None
+            self.num_seen = 0
 
     def _drop(self, classes: Collection[RequestClass]) -> None:
         if classes:

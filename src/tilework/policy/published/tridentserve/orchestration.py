@@ -122,7 +122,9 @@ class Orchestration:
         for classes in (self._tried, self._nowhere):
             classes -= {key for key in classes if key.step.pipeline == pipeline}
         if pipeline in self.layout.parts:
-            self.layout, self._now, self._switched_ns = Layout.colocated(self.layout.rows), None, None
+            self.layout = Layout.colocated(self.layout.rows)
+            self._now = None
+            self._switched_ns = None
 
     def widest_node(self) -> int:
         """The most devices of a node."""
@@ -155,7 +157,8 @@ class Orchestration:
     def _note_devices(self, view: ClusterView) -> bool:
         if self._devices is view.devices:
             return False
-        self._devices, rows = view.devices, dict[int, list[int]]()
+        self._devices = view.devices
+        rows: dict[int, list[int]] = {}
         for device in view.devices:
             rows.setdefault(device.pool, []).append(device.device_id)
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
@@ -248,7 +251,8 @@ class Orchestration:
 
     def _backlog(self, part: str, costs: CostModel, tasks: Sequence[Task]) -> Mapping[PlacementType, int]:
         """How many requests wait for the primary of their V*."""
-        found, wide = Counter[PlacementType](), self.widest_node()
+        found = Counter[PlacementType]()
+        wide = self.widest_node()
         for task in tasks:
             if task.job.works or task.job.left.num_steps_done:
                 continue

@@ -99,7 +99,8 @@ class TridentServe(DeadlinePolicy):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        orchestration, up = self.orchestration, self._up
+        orchestration = self.orchestration
+        up = self._up
         if orchestration.monitor.first_ns is None and next(iter(view.waiting()), None) is None:
             return Plan()  # Thousands of devices may join before the first request comes.
         up.update(view.devices, now_ns)
@@ -108,7 +109,8 @@ class TridentServe(DeadlinePolicy):
         reader = TaskReader(up.by_id, costs, up.widest, now_ns, self._prices)
         tasks = _tasks(view, up, reader)
         orchestration.update(view, costs, tasks, now_ns)
-        devices, profiles = Devices(up, orchestration.layout, orchestration.closed(now_ns)), orchestration.profiles
+        devices = Devices(up, orchestration.layout, orchestration.closed(now_ns))
+        profiles = orchestration.profiles
         how = self.chunk_ns, self.is_stage_aware, self.batches
         dispatch = Dispatch(view, costs, now_ns, devices, reader, profiles, *how)
         others = dispatch.after(dispatch.keep(tasks))
@@ -151,7 +153,8 @@ class TridentServe(DeadlinePolicy):
 
     def _dispatch(self, dispatch: Dispatch, bids: Sequence[Bid]) -> None:
         """Dispatch until no more fit, or none of the chosen finds its devices."""
-        waiting, devices = list(bids), dispatch.devices
+        waiting = list(bids)
+        devices = dispatch.devices
         while waiting and (room := devices.room()):
             widest = devices.widest()
             groups = [bid.within(widest) for bid in waiting]
@@ -199,7 +202,8 @@ def _go_first(dispatch: Dispatch, bid: Bid) -> None:
 
     No other request gets these, so they do not become fewer.
     """
-    ways, devices = sorted(bid.ways, key=lambda way: (way.degree, way.penalty)), dispatch.devices
+    ways = sorted(bid.ways, key=lambda way: (way.degree, way.penalty))
+    devices = dispatch.devices
     narrow = [way for way in ways if way.degree == ways[0].degree]
     if any(dispatch.place(bid, way, "as it has waited longest") for way in narrow):
         return

@@ -77,7 +77,8 @@ class Profiles:
         """Nodes have that many devices each now, and the smallest device has `usable_bytes`."""
         sizes = sorted(sizes, reverse=True)
         if (usable_bytes, sizes) != (self.usable_bytes, self._sizes):
-            self.usable_bytes, self._sizes = usable_bytes, sizes
+            self.usable_bytes = usable_bytes
+            self._sizes = sizes
             self.most_on_node = max(sizes, default=0)
             self.forget()
 
@@ -99,7 +100,10 @@ class Ways:
     """
 
     def __init__(self, layout: Layout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
-        self._layout, self._profiles, self._costs, self._paper_times = layout, profiles, costs, paper_times
+        self._layout = layout
+        self._profiles = profiles
+        self._costs = costs
+        self._paper_times = paper_times
         self._version = profiles.version
         self._known: dict[tuple[ClassProfile, int, int], tuple[int, tuple[Way, ...]]] = {}
         self._together: dict[tuple[ClassProfile, int], tuple[int, int]] = {}
@@ -114,7 +118,8 @@ class Ways:
         Tasks that have the same remaining work have the same object: there are many tasks, few of them differ. Raises
         UnknownCost.
         """
-        profile, version = self._profiles.of(task.job.request, self._costs), self._costs.version_of(task.job.request)
+        profile = self._profiles.of(task.job.request, self._costs)
+        version = self._costs.version_of(task.job.request)
         key = profile, task.job.left.position, num
         known_version, found = self._known.get(key, _UNKNOWN)
         if known_version != version:
@@ -138,7 +143,8 @@ class Ways:
         Raises UnknownCost.
         """
         request = task.job.request
-        profile, version = self._profiles.of(request, self._costs), self._costs.version_of(request)
+        profile = self._profiles.of(request, self._costs)
+        version = self._costs.version_of(request)
         key = profile, task.job.left.position
         known = self._together.get(key)
         if known is None or known[0] != version:
@@ -151,7 +157,8 @@ class Ways:
 
     def _batch(self, task: Task, profile: ClassProfile, num: int) -> Iterator[Way]:
         """On one primary, where the class fits on one."""
-        request, room_bytes = task.job.request, profile.footprint.room_bytes
+        request = task.job.request
+        room_bytes = profile.footprint.room_bytes
         for way in self._steps(task, profile):
             if way.degree > 1:
                 continue
@@ -172,24 +179,28 @@ class Ways:
 
         At the least that fits if no efficient one does.
         """
-        request, fits = task.job.request, profile.fits
+        request = task.job.request
+        fits = profile.fits
         part = self._layout.part_of(request.pipeline)
         unit = min(_MOST_PENALTY, 1 + request.shape.pixels // PIXELS_PER_TOKEN // _TOKENS_PER_PENALTY)
         for replica in self._layout.replicas(request.pipeline, fits):
             pool = Pool(part, replica.primary)
-            wide, rank = self._layout.widest(pool), tuple(VirtualReplica).index(replica)
+            wide = self._layout.widest(pool)
+            rank = tuple(VirtualReplica).index(replica)
             for speed in _usable(task.group_speeds, [degree for degree in fits[replica.primary] if degree <= wide]):
                 run_ns = task.num_steps * speed.step_ns + self._others_ns(task, replica.primary, speed.degree)
                 yield Way(pool, speed.degree, run_ns, rank * unit)
 
     def _alone(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
         """Stages of one role before or after the steps: on primaries that hold it, no wider than they can use."""
-        request, graph = task.job.request, self._costs.graph(task.job.request.pipeline)
+        request = task.job.request
+        graph = self._costs.graph(request.pipeline)
         stage = task.job.stage
         role = None if stage is None else role_of(graph, stage)
         if role is None:
             return
-        part, optimal = self._layout.part_of(request.pipeline), profile.footprint.optimal.get(role, 1)
+        part = self._layout.part_of(request.pipeline)
+        optimal = profile.footprint.optimal.get(role, 1)
         for kind in PlacementType:
             pool = Pool(part, kind)
             wide = self._layout.widest(pool)
@@ -200,7 +211,8 @@ class Ways:
 
     def _others_ns(self, task: Task, kind: PlacementType, degree: int) -> int:
         """The time of the stages without steps, and of what follows a stage on a CPU slot."""
-        request, total_ns = task.job.request, task.head_ns + task.tail_ns
+        request = task.job.request
+        total_ns = task.head_ns + task.tail_ns
         graph = self._costs.graph(request.pipeline)
         for stage, _ in task.job.left.pieces:
             if stage.has_steps or (role := role_of(graph, stage)) is None:
