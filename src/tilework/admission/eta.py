@@ -83,5 +83,5 @@ def end_after(parts: Sequence[FreeAfterAhead], block: Demand, ready_ns: int = 0)
 
 
 def serving(devices: Sequence[DeviceView], within: Within) -> Sequence[DeviceView]:
-    """Those of these devices that are `within`."""
+    """Return those of these devices that are `within`."""
     return devices if within is None else [device for device in devices if device.device_id in within]

@@ -243,7 +243,10 @@ _LAST = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """A job without works; a `JobView`. It comes after all jobs with the same deadline."""
+    """A request that is not accepted yet, as a job without works, to ask what would happen if it were accepted.
+
+    It is a `JobView`, and comes after all jobs with the same deadline.
+    """
 
     request: Request
     committed: Cursor

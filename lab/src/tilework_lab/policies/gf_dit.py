@@ -19,7 +19,7 @@ from tilework_lab.policies.srtf import ShortestFirst
 
 @dataclass(slots=True, kw_only=True)
 class BestFit(DeadlinePolicy):
-    """Maximise the share of requests on time. At each end of a chunk, for the jobs and devices that are ready then:
+    """Maximises the share of requests on time. At each end of a chunk, for the jobs and devices that are ready then:
 
     1. earliest deadline first, each job takes the narrowest group with which all its remaining work meets the deadline;
        the quickest for which there is room, if none does or if it has no deadline;
@@ -41,7 +41,10 @@ class BestFit(DeadlinePolicy):
     chunk_ns: int = 50 * NS_PER_MS
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
         pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())

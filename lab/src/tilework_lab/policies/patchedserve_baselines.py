@@ -17,7 +17,7 @@ class Nirvana(ArrivalOrdered, ContinuousBatching):
     Source: PatchedServe §8, which adds ORCA's batches to NIRVANA (Agarwal et al., NSDI 2024); ORCA (Yu et al., OSDI
     2022) schedules each iteration first come, first served. Requests of other sizes pause during that.
 
-    Departure: NIRVANA begins a picture at a later step of a similar one that it drew before, which saves 21% of the
+    Departure: NIRVANA begins an image at a later step of a similar one that it drew before, which saves 21% of the
     steps on average. A policy cannot do that, so all steps are made here, which is to its disadvantage. For workloads
     whose requests have fewer steps, see `skipped` of `patchedserve-sdxl` and `patchedserve-sd3`.
     """
@@ -43,7 +43,7 @@ class MixedCache(ArrivalOrdered, ContinuousBatching):
 
 
 def distrifusion() -> FixedDegree:
-    """Each request alone on eight devices, or on those that its node has, first come, first served.
+    """Build DistriFusion: each request alone on eight devices, or on those that its node has, first come, first served.
 
     As a schedule this is `fixed-sp8`. DistriFusion's own part, displaced patches, is in the cost table, as step times
     at each degree, as far as they are known. It does not batch.

@@ -34,11 +34,11 @@ class Moment:
     now_ns: int
 
     def load_ns(self, job: JobView, device: DeviceView) -> int:
-        """How long a device would load before it can run a job, from the quickest sources."""
+        """Return how long a device would load before it can run a job, from the quickest sources."""
         return loads_ns(self.view, device.device_id, job.left)
 
     def least_load(self, job: JobView, idle: Sequence[DeviceView]) -> tuple[int, DeviceView]:
-        """The device that loads least for a job, the first of equals, and for how long."""
+        """Return the device that loads least for a job, the first of equals, and for how long."""
         return min([(self.load_ns(job, device), device) for device in idle], key=lambda pair: pair[0])
 
 
@@ -53,10 +53,10 @@ class OneToTheEnd(ArrivalOrdered, ABC):
 
     @abstractmethod
     def choose(self, moment: Moment, waiting: Sequence[JobView], idle: Sequence[DeviceView]) -> Choice | None:
-        """One of the waiting jobs, the oldest first, with one of the idle devices, by id. Neither is empty."""
+        """Return one of the waiting jobs, the oldest first, with one of the idle devices, by id. Neither is empty."""
 
     def drop_order(self, moment: Moment, device: DeviceView, loaded_ns: int) -> DropOrder:
-        """What a device drops first for what it loads from now until `loaded_ns`, and its host for what it reads."""
+        """Return the order of drops of a device that loads from now until `loaded_ns`, and of its host, which reads."""
         return LEAST_RECENTLY_USED
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
@@ -83,7 +83,7 @@ class OneToTheEnd(ArrivalOrdered, ABC):
 
 
 def _all_of(job: JobView, device_id: int, why: str, order: DropOrder) -> Iterator[Start]:
-    """All that is left of a job on one device."""
+    """Yield all that is left of a job on one device."""
     for stage, num_steps in job.left.pieces:
         yield Start(
             stage=stage,
@@ -214,7 +214,7 @@ class DeadlineBelady(DeadlineLeastRecentlyUsed):
         return DropOrder(self._latest_first(here, moment.now_ns), self._latest_first(host, loaded_ns))
 
     def _latest_first(self, components: Iterable[Component], now_ns: int) -> tuple[Component, ...]:
-        """Those that are asked for latest from now on first; of equals the order stays."""
+        """Return those that are asked for latest from now on first; of equals the order stays."""
         return tuple(sorted(components, key=lambda one: -self._next_ns(one, now_ns)))
 
     def _next_ns(self, component: Component, now_ns: int) -> int:

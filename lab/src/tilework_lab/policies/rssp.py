@@ -19,7 +19,7 @@ from tilework.policy.toolkit.starts import devices_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolutionDegrees(ArrivalOrdered):
-    """Serve in order of arrival, each request at the degree that the profile says is best for its resolution.
+    """Serves in order of arrival, each request at the degree that the profile says is best for its resolution.
 
     A job keeps its group until its steps are done. The first that waits holds the free devices until there are enough
     for it, and no other goes before it. Deadlines, weights and tenants are ignored.

@@ -1,4 +1,4 @@
-"""How the devices of a node are divided among jobs at one moment of a rollout."""
+"""The division of the devices of a node among jobs at one moment of a rollout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_SPEEDUP = 1.3  # A wider group must be this much faster to get devices th
 
 @dataclass(slots=True, eq=False)
 class RemainingJob:
-    """What is left of a job at some moment of a rollout.
+    """The remaining work of a job at some moment of a rollout.
 
     `rank` is the index of its degree in the forecast's speeds, -1 while it has no devices; `last_rank` is the one
     before this moment.
@@ -35,7 +35,7 @@ class RemainingJob:
         return self.forecast.speeds[self.rank].degree
 
     def anew(self) -> RemainingJob:
-        """The same job without devices, outside of a step."""
+        """Return the same job without devices, outside of a step."""
         return RemainingJob(self.forecast, self.index, self.num_steps, self.head_ns, self.tail_ns)
 
     def run_ns(self) -> float:
@@ -47,7 +47,7 @@ class RemainingJob:
         return self.head_ns + self.num_steps * forecast.speeds[rank].step_ns + tail_ns
 
     def speedup(self) -> float:
-        """How many times as fast it is at the next wider degree: in its steps, or in its tail if none are left."""
+        """Return the speedup at the next wider degree: of its steps, or of its tail if no steps are left."""
         speeds = self.forecast.speeds
         factors = self.forecast.tail_factors
         rank = self.rank
@@ -56,7 +56,7 @@ class RemainingJob:
         return factors[rank] / factors[rank + 1] if factors else 1.0
 
     def gain_ns(self) -> float:
-        """How much sooner it ends at the next wider degree."""
+        """Return how much sooner it ends at the next wider degree."""
         speeds = self.forecast.speeds
         factors = self.forecast.tail_factors
         rank = self.rank
@@ -64,7 +64,7 @@ class RemainingJob:
         return gain_ns if self.num_steps or not factors else self.tail_ns * (factors[rank] - factors[rank + 1])
 
     def keeps_too_long(self) -> bool:
-        """Whether requests that cannot wait for the end of a step are likely to come while it runs."""
+        """Return whether requests that cannot wait for the end of a step are likely to come while it runs."""
         return self.forecast.speeds[self.rank].step_ns > self.forecast.least_slack_ns
 
     def run(self, span_ns: float) -> None:
@@ -154,7 +154,7 @@ def allocate(
 
 
 def needed_degree(job: RemainingJob, num_free: int, now: float) -> int | None:
-    """The fewest devices with which a job is on time if it keeps them; None if there are not enough of them."""
+    """Return the fewest devices with which a job is on time if it keeps them; None if there are not enough of them."""
     rank, is_enough = _narrowest_in_time(job, num_free, now)
     return job.forecast.speeds[rank].degree if is_enough else None
 
@@ -185,7 +185,7 @@ def available_now(
 
 
 def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[int, bool]:
-    """The narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
+    """Return the narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
     forecast = job.forecast
     num_steps = job.num_steps
     found = -1
@@ -202,7 +202,7 @@ def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[in
 
 
 def _widest(job: RemainingJob, max_rank: int, num_free: int) -> int:
-    """The widest rank up to a limit for which there are devices; -1 if there is none."""
+    """Return the widest rank up to a limit for which there are devices; -1 if there is none."""
     return next((rank for rank in range(max_rank, -1, -1) if job.forecast.speeds[rank].degree <= num_free), -1)
 
 

@@ -35,7 +35,7 @@ class DueArrivals:
     gap_ns: float = inf
 
     def gap_at(self, now_ns: int) -> float:
-        """The mean time between two, or the time since the latest if that is longer or there was only one."""
+        """Return the mean time between two, or the time since the latest if that is longer or there was only one."""
         since_ns = max(1.0, now_ns - self.last_ns)
         return since_ns if self.gap_ns == inf else max(self.gap_ns, since_ns)
 
@@ -76,7 +76,7 @@ class TightClasses:
         self.least_slack_ns = min([slack_ns for slack_ns, _ in self._known.values()], default=inf)
 
     def frequencies(self, now_ns: int) -> tuple[tuple[int, float], ...]:
-        """For each slack, ascending: how many requests with at most this slack come per nanosecond."""
+        """Return for each slack, ascending, how many requests with at most this slack come per nanosecond."""
         ordered = sorted((slack_ns, 1 / arrivals.gap_at(now_ns)) for slack_ns, arrivals in self._known.values())
         sums = accumulate(frequency for _, frequency in ordered)
         return tuple((slack_ns, total) for (slack_ns, _), total in zip(ordered, sums, strict=True))
@@ -86,12 +86,12 @@ _RECENT_NS = 120 * NS_PER_S
 _LEAST_NS = 60 * NS_PER_S
 """Rates count at least this time: a burst is no load."""
 _OVERLOAD = 1.05
-"""From which load on anything is rationed: slack makes up for less."""
+"""Load from which on anything is rationed: slack makes up for less."""
 _FIRST_CREDIT = 0.5
 
 
 class _Asked(NamedTuple):
-    """How much device time requests of a class have asked for, decayed since the latest came, and that of one.
+    """The device time that requests of a class have asked for, decayed since the latest came, and that of one.
 
     `credit` is the part of a request that may be on time beyond those that were to be.
     """
@@ -127,7 +127,7 @@ class Rationing:
         self._asked.forget(pipeline)
 
     def admits(self, key: RequestClass, now_ns: int, num_devices: int) -> bool:
-        """Whether a request that was counted is to be on time; to be asked once for each."""
+        """Return whether a request that was counted is to be on time; to be asked once for each."""
         if self._moment != (now_ns, num_devices):  # Thousands of requests may come at once.
             self._moment = now_ns, num_devices
             self._shares.clear()
@@ -146,7 +146,7 @@ class Rationing:
             self._asked[key] = self._asked[key]._replace(credit=credit)
 
     def _share(self, key: RequestClass, now_ns: int, num_devices: int) -> float:
-        """How large a share of a class the devices can serve beside all cheaper ones."""
+        """Return how large a share of a class the devices can serve beside all cheaper ones."""
         assert self._first_ns is not None
         span_ns = max(_LEAST_NS, _RECENT_NS * (1 - _decay(now_ns - self._first_ns)))
         own = self._asked[key]

@@ -37,7 +37,7 @@ class Member:
 
     @staticmethod
     def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> Member:
-        """A job as a member of a batch. A promised one must be on time with this margin."""
+        """Return a job as a member of a batch. A promised one must be on time with this margin."""
         left = job.left
         due_ns = inf
         if forecast.claim is Claim.FEASIBLE:
@@ -57,7 +57,7 @@ class Member:
 
     @property
     def after_steps(self) -> Cursor:
-        """What is left of it after the steps of `stage`."""
+        """Remaining work of the member after the steps of `stage`."""
         left = self.job.left
         if not left.num_steps_left:
             return left
@@ -91,7 +91,10 @@ class Batch:
 
     @property
     def ends_ns(self) -> tuple[float, ...]:
-        """When each ends, in the order of the members: those with the fewest steps first, the others without them."""
+        """End of each member, in their order.
+
+        Those with the fewest steps end first, and the others go on without them.
+        """
         if self._ends_ns is None:
             now = self.ready_ns + sum(member.head_ns for member in self.members)
             ends = [0.0] * len(self.members)
@@ -114,7 +117,7 @@ class Batch:
     def _after_steps(
         self, ended: Sequence[Member], now_ns: float, num_left: int
     ) -> Iterator[tuple[Sequence[Member], float]]:
-        """Members that have made their steps, those together that share the next stage, and the time to their end.
+        """Yield the members that have made their steps, in parts that share the next stage, and the time to their end.
 
         `num_left` others make further steps. The order is that in which they end.
         """
@@ -132,7 +135,7 @@ class Batch:
             yield from parts
 
     def _together_ns(self, stage: Stage, members: Sequence[Member], now_ns: float, num_left: int) -> float | None:
-        """The time to the end of these members if they share a stage without steps; None if they do not.
+        """Return the time to the end of these members if they share a stage without steps; None if they do not.
 
         They do if they may and `LEAST_SAVED` of the time is saved; if none is late by it; and if those that need not be
         on time lose less than the members that make further steps, and the requests behind, gain.
@@ -152,7 +155,7 @@ class Batch:
         return whole_ns if now_ns + whole_ns <= min(member.due_ns for member in members) else None
 
     def ends_if(self, end_ns: float) -> Iterator[tuple[int, float]]:
-        """Each member's job id and when it ends, if the last of them ends then."""
+        """Yield each member's job id and when it ends, if the last of them ends then."""
         last_ns = max(self.ends_ns)
         for member, each_ns in zip(self.members, self.ends_ns, strict=True):
             yield member.job.job_id, end_ns - (last_ns - each_ns)
@@ -164,7 +167,7 @@ class Batch:
         return min((member.due_ns - end_ns for member, end_ns in pairs), default=inf)
 
     def keeps_promises(self, chunk_ns: int) -> bool:
-        """Whether promised deadlines are kept even if the members run one by one after a chunk together.
+        """Return whether promised deadlines are kept even if the members run one by one after a chunk together.
 
         The reservation guard requires that, since it cannot know that they may continue together.
         """
@@ -192,7 +195,7 @@ class Batch:
         return Batch(members, self.ready_ns, self.step_time, self.num_behind)
 
     def saved(self, member: Member) -> float:
-        """The share of a step's time that is saved if one more joins, compared with its running apart."""
+        """Return the share of a step's time that is saved if one more joins, compared with its running apart."""
         here = [each.job.request for each in self.members]
         if self.stage != member.stage:
             return 0.0
@@ -200,7 +203,7 @@ class Batch:
         return 1.0 - self.step_time(self.stage, [*here, member.job.request]) / apart_ns if apart_ns else 0.0
 
     def is_better_with(self, member: Member, otherwise_ns: float, num_behind: float) -> bool:
-        """Whether the requests that need not be on time end earlier in the mean if one more joins.
+        """Return whether the requests that need not be on time end earlier in the mean if one more joins.
 
         Otherwise it could begin alone at `otherwise_ns`; `num_behind` others wait for the device after it.
         """
@@ -212,14 +215,14 @@ class Batch:
         return loss_ns <= gain_ns + num_behind * saved_ns
 
     def trimmed(self) -> Batch:
-        """The batch without its longest members, so that the others fit into memory and are on time."""
+        """Return the batch without its longest members, so that the others fit into memory and are on time."""
         batch = self
         while len(batch.members) > 1 and (max(batch.ends_ns) == inf or batch.slack_ns < 0):
             batch = batch.without([max(batch.members, key=lambda member: (member.num_steps, member.job.job_id))])
         return batch
 
     def split(self) -> tuple[Batch, Batch]:
-        """Two batches, of which the second goes to another device.
+        """Return two batches, of which the second goes to another device.
 
         It consists of the members to which fewer works are committed, since they have been left out before; if there
         are none, of every other member by remaining time.
@@ -233,7 +236,7 @@ class Batch:
         return self.without(order[1::2]), self.without(order[::2])
 
     def as_forecast(self, now_ns: int, may_split: bool) -> JobForecast:
-        """The batch as one job of a rollout. It is on time if all members that must be are on time.
+        """Return the batch as one job of a rollout. It is on time if all members that must be are on time.
 
         With `may_split` it may have two devices, on which it runs as two batches.
         """
@@ -259,7 +262,7 @@ class Batch:
         )
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
-        """The next chunks of steps, and the stages without steps: before them, and of members that have made theirs."""
+        """Yield the next chunks of steps, the stages before them, and the later ones of members without steps left."""
         now_ns = self.ready_ns
         done = 0
         ended = [member for member in self.members if not member.job.left.num_steps_left]

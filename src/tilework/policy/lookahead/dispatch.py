@@ -105,7 +105,7 @@ class Dispatch:
             self.starts += self._works(job, forecast, group, CHUNKS, then)
 
     def _begins_sooner_after_another(self, job: JobView, forecast: JobForecast) -> bool:
-        """Whether a job that begins now on another device will have run there before an idle one has loaded for this.
+        """Return whether another device will have run its new job before an idle one has loaded for this job.
 
         It then waits for that device (see `NodeJobs.await_devices`), and the idle one is left to others.
         """
@@ -135,7 +135,7 @@ class Dispatch:
             self._ends_ns.update(dict.fromkeys(group, end_ns))
 
     def _preferred(self, job: JobView) -> Group:
-        """The idle devices that load least for a job, of these the emptiest, which drop least for it.
+        """Return the idle devices that load least for a job, of these the emptiest, which drop least for it.
 
         Where none loads anything, those that it had last.
         """
@@ -168,7 +168,7 @@ class Dispatch:
             self._allocator.take_some([device.device_id for device in self._node.devices], width)
 
     def _works(self, job: JobView, forecast: JobForecast, group: Group, max_chunks: int, then: int) -> Iterator[Start]:
-        """Chunks of steps on the group, and the stages without steps before and after them on a part of it."""
+        """Yield chunks of steps on the group, and the stages without steps before and after them on a part of it."""
         cursor = job.left
         why = explain(job, _verb(forecast, len(group)), self._node.now_ns)
         step_ns = next((speed.step_ns for speed in forecast.speeds if speed.degree == len(group)), 0)
@@ -190,8 +190,10 @@ class Dispatch:
             cursor = cursor.advanced(num_steps)
 
     def _part(self, job: JobView, cursor: Cursor, group: Group) -> Group:
-        """The devices of a group that run the next stage without steps: the first before steps, and after all steps as
-        many as are optimal. They are as many as make it end first if no job waits, or if the group is for that alone.
+        """Return the devices of a group that run the next stage without steps.
+
+        Before steps it is the first device, and after all steps as many as are optimal. If no job waits, or if the
+        group is for that alone, they are as many as make it end first.
         """
         stage = cursor.stage
         if stage is None or not stage.is_parallel or cursor.num_steps_left:
@@ -206,7 +208,7 @@ class Dispatch:
         return tuple(sorted(sorted(group, key=lambda device_id: -room[device_id])[:degree]))
 
     def _most_steps(self, forecast: JobForecast, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
-        """How many steps a job may begin now at this degree, given the next change in the rollout."""
+        """Return how many steps a job may begin now at this degree, given the next change in the rollout."""
         next_ns = self._result.next_ns
         if not step_ns or then == degree or next_ns == inf:
             return sys.maxsize
@@ -221,7 +223,7 @@ class Dispatch:
 
 
 def _room(device: DeviceView) -> float:
-    """The bytes that a device has for further components."""
+    """Return the bytes that a device has for further components."""
     free_bytes = device.memory.free_bytes
     return inf if free_bytes is None else free_bytes
 

@@ -31,7 +31,7 @@ class Forecaster:
     keeps: Mapping[int, bool] = field(default_factory=dict)
 
     def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
-        """The forecast of a job on this node; None if no degree that the node can run was profiled.
+        """Return the forecast of a job on this node; None if no degree that the node can run was profiled.
 
         Raises UnknownCost.
         """
@@ -75,7 +75,7 @@ class Forecaster:
         return forecast
 
     def runs_to_its_end(self, job: JobView, device: DeviceView, num_devices: int) -> bool:
-        """Whether nothing is to be decided about a job with steps in flight that has this device to itself.
+        """Return whether nothing is to be decided about a job with steps in flight that has this device to itself.
 
         All of its work is committed, it is on time, and no degree on a node of `num_devices` is faster.
         """
@@ -121,7 +121,7 @@ class Forecaster:
         forecast.hold_ns = (num_committed - int(num_committed + _ROUNDING)) * step_ns
 
     def _priority(self, job: JobView, forecast: JobForecast) -> float:
-        """The priority of a job without a deadline: the square of its waiting time, over its remaining device time.
+        """Return the priority of a job without a deadline: its waiting time squared, over its remaining device time.
 
         So short jobs go first, but a job that has waited long goes before those that have not, and one that is nearly
         done is not paused for long between two chunks. Where several tenants wait, the waiting time counts from when
@@ -136,7 +136,7 @@ class Forecaster:
     def moved(
         self, job: JobView, forecast: JobForecast, origin: int | None, devices: Sequence[DeviceView]
     ) -> JobForecast | None:
-        """The forecast of a running job after its current step and a move from `origin`, which has its state.
+        """Return the forecast of a running job after its current step and a move from `origin`, which has its state.
 
         The devices are those of another node; None: no node has it.
         """
@@ -158,7 +158,7 @@ class Forecaster:
         )
 
     def width(self, job: JobView, max_degree: int) -> int:
-        """The fewest devices with which a job is on time from now on, or else its usual number."""
+        """Return the fewest devices with which a job is on time from now on, or else its usual number."""
         known = self.request_costs.of(job.request, job.left, max_degree, self.costs)
         if not known.speeds:
             return 1
@@ -171,10 +171,10 @@ class Forecaster:
 
 
 def _committed_steps(job: JobView) -> int:
-    """The steps of the works of a job that have not ended; those that a running work has made count, too."""
+    """Return the steps of the works of a job that have not ended; those that a running work has made count, too."""
     return sum(work.num_steps for work in job.works if work.stage.has_steps)
 
 
 def last_steps(job: JobView) -> Work | None:
-    """The last of a job's works that runs steps."""
+    """Return the last of a job's works that runs steps."""
     return next((work for work in reversed(job.works) if work.stage.has_steps), None)

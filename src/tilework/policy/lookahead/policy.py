@@ -35,7 +35,7 @@ _GRACE = 0.5  # Of the shortest time that a request takes alone.
 
 @dataclass(slots=True, kw_only=True)
 class LookaheadPolicy(DeadlinePolicy):
-    """Keep as many deadlines as possible, at every event.
+    """Keeps as many deadlines as possible, at every event.
 
     `NodeAssignment` decides which node serves a job, `Selection` which jobs a node serves, and `Dispatch` what the node
     does next.
@@ -62,7 +62,10 @@ class LookaheadPolicy(DeadlinePolicy):
     _unused: Sequence[DeviceView] | None = field(default=None, init=False)  # Devices before the first request.
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """How long a request takes alone is known from `demand`, which admission asks for first."""
+        """Return the deadline, or else the end of the patience with the request.
+
+        Its time alone is known from `demand`, which admission asks for first.
+        """
         if request.deadline_ns is not None and not dropped_to_best_effort:
             return request.deadline_ns
         patience_ns = int(self.patience * self._alone_ns.get(cost_key(request), 0) / request.weight)
@@ -97,7 +100,7 @@ class LookaheadPolicy(DeadlinePolicy):
             rationing.forget(pipeline)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """The next starts and stops of every node on which something has changed.
+        """Return the next starts and stops of every node on which something has changed.
 
         A plan that drops jobs to best effort starts nothing; the next one is asked for with the new order.
         """
@@ -149,7 +152,7 @@ class LookaheadPolicy(DeadlinePolicy):
         )
 
     def num_missed(self, job: JobView, view: ClusterView, costs: CostModel, now_ns: int) -> int:
-        """How many others would be late with one more job, by the rollouts of the nodes where it could be."""
+        """Return how many others would be late with one more job, by the rollouts of the nodes where it could be."""
         table, latest = self._table, self._latest
         if table is None or table.devices is not view.devices:
             table, latest = NodeTable(view.devices), {}
@@ -162,7 +165,7 @@ class LookaheadPolicy(DeadlinePolicy):
         return NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
 
     def end_ns(self, job: JobView) -> int | None:
-        """By the rollout of its node at the latest plan, which is what the next plans do until something happens."""
+        """Return the end by the rollout of its node at the latest plan: plans follow it until something happens."""
         if self._table is None:
             return None
         number = self._table.node_of.get(job.job_id, self._table.node_with(job))
@@ -197,14 +200,14 @@ class LookaheadPolicy(DeadlinePolicy):
         return rationing is None or rationing.admits(cost_key(job.request), now_ns, num_devices)
 
     def _fits_on_each(self, table: NodeTable, costs: CostModel) -> bool:
-        """Whether each device has the memory for the weights of all pipelines that were asked for."""
+        """Return whether each device has the memory for the weights of all pipelines that were asked for."""
         total = num_bytes({one for stage in self._rates.stages for one in costs.components(stage)})
         return table.least_bytes is None or table.least_bytes >= total
 
     def _reads(
         self, eviction: Eviction, table: NodeTable, changed: Sequence[int], started: Set[int]
     ) -> list[ReadAhead]:
-        """What the hosts of changed nodes read ahead for jobs that wait there and are not `started`."""
+        """Return what the hosts of changed nodes read ahead for jobs that wait there and are not `started`."""
         reads: list[ReadAhead] = []
         for host in dict.fromkeys(table.by_node[number][0].node for number in changed):
             jobs = [job for number in table.by_host[host] for job in table.waiting[number].values()]

@@ -93,7 +93,7 @@ class ComponentRates:
         self._asked = {one: asked for one, asked in self._asked.items() if one in needed}
 
     def per_s(self, component: Component, now_ns: int) -> float:
-        """How many requests per second are expected to ask for a component."""
+        """Return how many requests per second are expected to ask for a component."""
         asked = self._asked.get(component)
         if asked is None or self._first_ns is None:
             return 0.0
@@ -116,7 +116,7 @@ _ON_DISK = frozenset((LoadSource.DISK,))
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the devices of a node have, by id, and what its host keeps."""
+    """The components that the devices of a node have, by id, and those that its host keeps."""
 
     devices: dict[int, Memory]
     host: Memory
@@ -125,7 +125,7 @@ class Holdings:
         return sum(component in memory.components for memory in self.devices.values())
 
     def after(self, group: Group, wanted: Sequence[Component], order: DropOrder) -> Holdings:
-        """What they have when these devices have loaded what they lack of these, in this order of drops."""
+        """Return the holdings after these devices have loaded what they lack of `wanted`, in this order of drops."""
         devices = dict(self.devices)
         read: list[Component] = []
         for device_id in group:
@@ -146,7 +146,7 @@ class Eviction:
     now_ns: int
 
     def ordered(self, starts: Sequence[Start]) -> list[Start]:
-        """The same starts. Those on devices that load something say what is dropped for it."""
+        """Return the same starts; those on devices that load something say what is dropped for it."""
         orders: dict[Group, DropOrder] = {}
         loading = {
             device_id
@@ -161,12 +161,15 @@ class Eviction:
         return [replace(one, drop_order=orders.get(one.devices, one.drop_order)) for one in starts]
 
     def holdings(self, node: int) -> Holdings:
-        """What a node has. Its host may forget what its devices are reading by the time when it must make room."""
+        """Return what a node has.
+
+        Its host may forget what its devices are reading by the time when it must make room.
+        """
         devices = {device.device_id: device.memory for device in self.view.on_node(node)}
         return Holdings(devices, Memory(self.costs.host_bytes, tuple(self.view.kept_by_host(node))))
 
     def order(self, group: Group, stage: Stage, starts: Sequence[Start] = ()) -> DropOrder:
-        """What these devices of one node, and its host, drop first where they load what they lack of a stage."""
+        """Return what these devices of one node, and its host, drop first where they load what they lack of a stage."""
         here = [device for device_id in group if (device := self.view.device(device_id)) is not None]
         before = self.holdings(here[0].node)
         needed = self._needed(here, starts)
@@ -178,12 +181,12 @@ class Eviction:
         return DropOrder(first, self.host_order(here[0].node, after))
 
     def host_order(self, node: int, holdings: Holdings) -> tuple[Component, ...]:
-        """What the host of a node forgets first, where its devices have these components."""
+        """Return what the host of a node forgets first, where its devices have these components."""
         kept = {one: self._host_loss(one, holdings.copies(one)) for one in at_node(self.view, node)}
         return tuple(sorted(kept, key=kept.__getitem__))
 
     def miss_ns(self, component: Component, holdings: Holdings) -> float:
-        """How long loads of a component are expected to take, in nanoseconds per second."""
+        """Return how long loads of a component are expected to take, in nanoseconds per second."""
         return self._miss_ns(component, holdings.copies(component), component in holdings.host.components)
 
     def _miss_ns(self, component: Component, num_copies: int, is_on_host: bool) -> float:
@@ -192,16 +195,16 @@ class Eviction:
         return self.rates.per_s(component, self.now_ns) * load_ns * _BY_COPY**num_copies
 
     def _loss(self, component: Component, num_copies: int, is_on_host: bool) -> float:
-        """What it costs, per byte, that devices drop a component, of which this many copies are left."""
+        """Return the cost, per byte, if devices drop a component of which this many copies are left."""
         return self._miss_ns(component, num_copies, is_on_host) / max(1, component.num_bytes)
 
     def _host_loss(self, component: Component, num_copies: int) -> float:
-        """What it costs, per byte, that a host forgets a component of which devices have this many copies."""
+        """Return the cost, per byte, if a host forgets a component of which devices have this many copies."""
         lost_ns = self._miss_ns(component, num_copies, False) - self._miss_ns(component, num_copies, True)
         return lost_ns / max(1, component.num_bytes)
 
     def _needed(self, here: Sequence[DeviceView], starts: Sequence[Start]) -> set[Component]:
-        """What jobs that run or begin on these devices still need, and what is reserved there."""
+        """Return what jobs that run or begin on these devices still need, and what is reserved there."""
         ids = {device.device_id for device in here}
         job_ids = {job_id for device in here for work in device.works for job_id in work.job_ids}
         job_ids |= {job_id for start in starts if not ids.isdisjoint(start.devices) for job_id in start.job_ids}
@@ -241,7 +244,7 @@ class Preloading:
     _refused: dict[int, _State] = field(default_factory=dict)  # By pool: the latest state in which no load paid.
 
     def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> list[Preload]:
-        """The load that saves most for its time, on one of the idle devices of a node; none if none pays.
+        """Return the load that saves most for its time, on one of the idle devices of a node; none if none pays.
 
         It is computed again when a request has come, other devices are idle, or devices have other components.
         """
@@ -265,7 +268,10 @@ class Preloading:
 
 
 def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[Stage]:
-    """The stages of these devices that were asked for, most often first. Those of a removed model need nothing."""
+    """Return the stages of these devices that were asked for, most often first.
+
+    Those of a removed model need nothing.
+    """
     rates = eviction.rates
     pools = eviction.costs.pools
     served = (one for one in rates.stages if any(pools.serves(each.device_id, one.pipeline) for each in devices))
@@ -275,7 +281,7 @@ def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[St
 
 
 def _loads(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, Preload | None]]:
-    """Loads of a device, each with what it saves within its payback time, over the time that it takes."""
+    """Yield loads of a device, each with what it saves within its payback time, over the time that it takes."""
     costs = eviction.costs
     before = eviction.holdings(device.node)
     group = (device.device_id,)
@@ -311,7 +317,7 @@ class Reading:
     _refused: dict[int, _State] = field(default_factory=dict)  # By node: the latest state in which no read paid.
 
     def best(self, eviction: Eviction, node: int, waiting: Sequence[JobView]) -> list[ReadAhead]:
-        """The next read of a host, if it can read now; `waiting` are the jobs that wait on its node."""
+        """Return the next read of a host, if it can read now; `waiting` are the jobs that wait on its node."""
         if not eviction.view.may_read(node):
             return []
         holdings = eviction.holdings(node)
@@ -349,7 +355,7 @@ def _by_rate(eviction: Eviction, node: int, holdings: Holdings) -> list[ReadAhea
 
 
 def _reads(eviction: Eviction, node: int, holdings: Holdings) -> Iterator[tuple[float, ReadAhead | None]]:
-    """Reads of a host, each with what it saves within the payback time, over the time that it takes."""
+    """Yield reads of a host, each with what it saves within the payback time, over the time that it takes."""
     if not any(_lacking(eviction, holdings, stage) for stage in eviction.rates.stages):
         return  # As nearly always.
     order = eviction.host_order(node, holdings)
@@ -364,7 +370,7 @@ def _reads(eviction: Eviction, node: int, holdings: Holdings) -> Iterator[tuple[
 
 
 def _lacking(eviction: Eviction, holdings: Holdings, stage: Stage) -> list[Component]:
-    """What neither the host nor a device of the node has of a stage's components, but for what cannot be read."""
+    """Return the components of a stage that neither host nor devices of the node have; none if one cannot be read."""
     there = holdings.host.components
     lacking = [one for one in eviction.costs.components(stage) if one not in there and not holdings.copies(one)]
     return [] if any(one in eviction.view.unreadable for one in lacking) else lacking

@@ -150,25 +150,25 @@ class Selection:
         return cost
 
     def with_job(self, forecast: JobForecast) -> ServiceOrder | None:
-        """The order with one more job, if it would be on time and make no other job late."""
+        """Return the order with one more job, if it would be on time and make no other job late."""
         chosen = self.choose()
         self.node.leave_room([forecast])
         order = self.sharing.with_job(chosen, forecast)
         return None if order.has_late else order
 
     def missed(self) -> set[int]:
-        """The jobs that would be late: those that are deferred. Promised ones never are: they have a proof."""
+        """Return the jobs that would be late: those that are deferred. Promised ones never are: they have a proof."""
         self.choose()
         return {one.job_id for one in self.node.forecasts if one.claim is Claim.DEFERRED}
 
     @property
     def defers(self) -> bool:
-        """Whether a job could be on time only if another were late."""
+        """True if a job could be on time only if another were late."""
         self.choose()
         return any(forecast.claim is Claim.DEFERRED for forecast in self.node.forecasts)
 
     def ends_ns(self) -> Mapping[int, float]:
-        """When each job ends if no other request comes, by job id, as the jobs were chosen last."""
+        """Return when each job ends if no other request comes, by job id, as the jobs were chosen last."""
         if self._ends_ns is None:
             self._ends_ns = {}
             for forecast, end_ns in self.choose().ends_ns().items():
@@ -177,7 +177,7 @@ class Selection:
         return self._ends_ns
 
     def num_needed(self) -> int:
-        """The number of devices that the jobs that are on time need now."""
+        """Return the number of devices that the jobs that are on time need now."""
         served = self.choose().served
         if self._num_needed is None:
             self._num_needed = sum([forecast.needed_degree(self.node.now_ns) for forecast in served])
@@ -216,5 +216,5 @@ class Selection:
 
 
 def _by_load(forecast: JobForecast) -> tuple[bool, float, float, int]:
-    """The sort key by which devices keep what they have: running jobs first, then those with the shortest load."""
+    """Return the key that lets devices keep what they have: running jobs first, then those with the shortest load."""
     return forecast.rank < 0, forecast.load_ns, forecast.order_key, forecast.job_id

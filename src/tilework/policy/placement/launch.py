@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def optimal_batch(stage: Stage, request: Request, costs: CostModel, room_bytes: int) -> int:
-    """How many such requests a stage runs together: the last doubling that takes less than 1.2 times as long.
+    """Return how many such requests a stage runs together: the last doubling that takes less than 1.2 times as long.
 
     Their activations fit into `room_bytes` of a device. 1 where requests may not share the stage. Raises UnknownCost.
     """
@@ -38,7 +38,7 @@ def optimal_batch(stage: Stage, request: Request, costs: CostModel, room_bytes: 
 
 
 def batch_ns(stage: Stage, request: Request, num: int, costs: CostModel, room_bytes: int) -> int:
-    """How long a stage takes on one device for `num` such requests, in batches of the optimal size.
+    """Return how long a stage takes on one device for `num` such requests, in batches of the optimal size.
 
     A stage with steps: for one step. Raises UnknownCost.
     """
@@ -47,7 +47,7 @@ def batch_ns(stage: Stage, request: Request, num: int, costs: CostModel, room_by
 
 
 def parts_of(members: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:
-    """The members in their order, `most` at a time."""
+    """Yield the members in their order, `most` at a time."""
     for first in range(0, len(members), most):
         yield tuple(members[first : first + most])
 

@@ -31,7 +31,7 @@ from tilework.policy.placement.smallest import Assigned, can_share, smallest_pla
 from tilework.policy.placement.split import Counts, Rates, Units, keeps_pace, split
 
 _MOST_CHANGE = 0.1
-"""By what share of a budget it may change to be whole nodes."""
+"""Share of a budget by which it may change to be whole nodes."""
 
 _MOST_ROUNDED = 1 / 8
 """The share of a type's primaries that may go to V0 for the rest to be a multiple of the widest degree."""
@@ -65,7 +65,7 @@ def plan_placement(
     round_down: bool = True,
     before: Placement | None = None,
 ) -> PlacementPlan:
-    """A placement of all devices of the nodes. The same arguments give the same placement.
+    """Return a placement of all devices of the nodes. The same arguments give the same placement.
 
     Every class that can run on the nodes beside the others has, of each type of some virtual replica, enough devices on
     one node for a degree at which it fits.
@@ -99,7 +99,7 @@ def plan_placement(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What the requests of a V* need of its types: the least on one node, the devices of a replica, and rates."""
+    """The needs of the requests of a V*, by type: the least on one node, the devices of a replica, and rates."""
 
     least: Units
     units: Units
@@ -121,7 +121,7 @@ class _Need:
 
 
 def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> dict[VirtualReplica, int] | None:
-    """The devices of each V*, all in all; None if there are too few for a unit of each type.
+    """Return the devices of each V*, all in all; None if there are too few for a unit of each type.
 
     Largest remainder, in whole nodes where that changes little. A budget of less than its units takes devices from
     those that have most to spare. If that leaves one with less than half of its share, there are too few, too.
@@ -145,7 +145,7 @@ def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> d
 def _counts(
     needs: Mapping[VirtualReplica, _Need], budgets: Mapping[VirtualReplica, int], multiple: int, round_down: bool
 ) -> tuple[Counts, list[str]]:
-    """The devices of each type, and the splits in words."""
+    """Return the devices of each type, and the splits in words."""
     counts: Counts = dict.fromkeys(PlacementType, 0)
     words = []
     for replica, need in needs.items():
@@ -168,7 +168,7 @@ def _counts(
 def _packed(
     counts: Counts, needs: Mapping[VirtualReplica, _Need], nodes: Nodes, before: Placement | None
 ) -> Placement | None:
-    """The placement with a whole unit of each type on one node; if there is none, with the least degree on one node."""
+    """Return the placement with a whole unit of each type on one node, or else with the least degree on one node."""
     least, units = (
         {
             kind: max(widths[kind] for widths in every if kind in widths)
@@ -188,7 +188,7 @@ def _shared(
     mix: Mix,
     reasons: Sequence[str],
 ) -> PlacementPlan:
-    """A plan where classes share virtual replicas.
+    """Return a plan where classes share virtual replicas.
 
     If not all can run on these nodes, a class has devices before those that take less device time.
     """

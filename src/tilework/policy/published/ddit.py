@@ -28,7 +28,7 @@ class _Grant:
 
 @dataclass(slots=True, kw_only=True)
 class DDiT:
-    """Keep devices busy and latency low: a request takes up to B devices, the degree that suits its size.
+    """Keeps devices busy and latency low: a request takes up to B devices, the degree that suits its size.
 
     At each end of a chunk, and whenever devices come free:
 
@@ -65,12 +65,15 @@ class DDiT:
         return [speed.degree for speed in speeds if speed.degree <= best]
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The work at the degree that suits the request. It may begin narrower; `eta_correction` learns that."""
+        """Return the work at the degree that suits the request. It may begin narrower; `eta_correction` learns that."""
         degree = best_doubling(step_speeds(request, costs)) if left.num_steps_left else 1
         return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
         pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
@@ -106,7 +109,7 @@ class DDiT:
     # 2. The job that has starved longest gets more devices.
 
     def _starved_ns(self, task: Task) -> int | None:
-        """The starvation time, eq. 5; None for a job that has enough devices."""
+        """Return the starvation time, eq. 5; None for a job that has enough devices."""
         speeds = {speed.degree: speed for speed in task.speeds}
         best = _best(task)
         grant = self._grants.get(task.job.job_id)
@@ -154,6 +157,6 @@ class DDiT:
 
 
 def _best(task: Task) -> Speed:
-    """The speed at B; of a job without steps, that of one device."""
+    """Return the speed at B; of a job without steps, that of one device."""
     degree = best_doubling(task.group_speeds)
     return next(speed for speed in task.group_speeds if speed.degree == degree)

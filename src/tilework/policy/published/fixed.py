@@ -19,7 +19,7 @@ from tilework.policy.toolkit.starts import devices_text
 
 @dataclass(slots=True, kw_only=True)
 class FixedDegree(ArrivalOrdered):
-    """Serve in order of arrival; a group of `degree` devices keeps a request until it is finished.
+    """Serves in order of arrival; a group of `degree` devices keeps a request until it is finished.
 
     Deadlines, weights and tenants are ignored.
 
@@ -56,7 +56,7 @@ class FixedDegree(ArrivalOrdered):
         return lanes.plan(choose)
 
     def _narrower(self, lane: Lane, request: Request, costs: CostModel) -> str:
-        """Why a request gets fewer devices than `degree`; empty if it gets them."""
+        """Return why a request gets fewer devices than `degree`; empty if it gets them."""
         if len(lane.devices) < self.degree:
             return f"; only {devices_text(len(lane.devices))} of its node can form a group now"
         if request.has_single_steps:

@@ -57,7 +57,7 @@ class DevicePool:
         )
 
     def tasks(self) -> list[Task]:
-        """The running jobs and the head of the queue, by urgency. Raises UnknownCost."""
+        """Return the running jobs and the head of the queue, by urgency. Raises UnknownCost."""
         return tasks_at_hand(self.view, self.costs, self.now_ns)
 
     def is_ready(self, task: Task) -> bool:

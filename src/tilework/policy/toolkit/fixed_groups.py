@@ -42,7 +42,7 @@ class Lane:
 
 
 def open_lanes(view: ClusterView, groups: Iterable[Group]) -> list[Lane]:
-    """The lanes of these groups that have room; under load most have none."""
+    """Return the lanes of these groups that have room; under load most have none."""
     open_devices = {device.device_id: device for device in view.devices if has_room(device)}
     return [
         Lane(tuple([open_devices[device_id] for device_id in group]))
@@ -63,7 +63,7 @@ class LaneDivision:
     _lanes: Sequence[Lane] = field(default=(), init=False)
 
     def is_of(self, devices: Sequence[DeviceView]) -> bool:
-        """Whether the latest division is of these devices."""
+        """Return whether the latest division is of these devices."""
         return self._devices is devices
 
     def lanes(self, devices: Sequence[DeviceView]) -> Sequence[Lane]:
@@ -74,7 +74,7 @@ class LaneDivision:
 
 
 def _divided(devices: Sequence[DeviceView], degree: int) -> list[Lane]:
-    """The devices of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
+    """Return the devices of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
     if degree == 1:
         return [Lane((device,)) for device in devices]
     by_id = {device.device_id: device for device in devices}
@@ -129,7 +129,7 @@ class LanePlan:
         return Plan(starts=tuple(self.starts))
 
     def continued(self, lane: Lane) -> JobView | None:
-        """The job that the lane works on last, if some of its work remains to be started."""
+        """Return the job that the lane works on last, if some of its work remains to be started."""
         job = self._tails.get(lane.devices[0].device_id) or self._committed_tail(lane)
         if job is None:
             return None

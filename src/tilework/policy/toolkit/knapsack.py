@@ -50,7 +50,7 @@ def _read_back(groups: Sequence[Sequence[Option]], tables: list[list[int]], room
 
 
 def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
-    """As `solve_knapsack` where its table is small; else in O(options x log options), and not always the most value.
+    """Choose as `solve_knapsack` where its table is small; else in O(options x log options), not always the most value.
 
     Each group moves from nothing to ever wider options, those with the most value per device first, as far as they fit.
     That is the optimum without whole numbers, but for the one move that would be made in part: if each option fits
@@ -82,7 +82,7 @@ def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) ->
 
 
 def _hull(options: Sequence[Option]) -> list[tuple[float, int, int]]:
-    """The moves along the upper convex hull, from nothing on.
+    """Return the moves along the upper convex hull, from nothing on.
 
     Of each: minus the value that it gains per device, for sorting; the devices that it adds; the index of its option.
     """

@@ -20,12 +20,12 @@ LEAD_NS = 10 * NS_PER_MS
 
 
 def has_room(device: DeviceView) -> bool:
-    """Whether one more work may be queued on a device."""
+    """Return whether one more work may be queued on a device."""
     return len(device.works) < WORKS_PER_DEVICE
 
 
 def is_open(device: DeviceView, now_ns: int, lead_ns: int = LEAD_NS) -> bool:
-    """Whether a device is idle, or will be within `lead_ns`: it gets its next work now, so that no bubble opens.
+    """Return whether a device is idle, or will be within `lead_ns`: it gets its next work now, so that no bubble opens.
 
     At most one work may be in flight: with an encode, a chunk and a decode, three more are sent ahead.
     """
@@ -33,13 +33,13 @@ def is_open(device: DeviceView, now_ns: int, lead_ns: int = LEAD_NS) -> bool:
 
 
 def next_open_ns(devices: Iterable[DeviceView], now_ns: int) -> int | None:
-    """When the next device opens, unless it is by an event."""
+    """Return when the next device opens, unless it is by an event."""
     opens_ns = [device.free_ns - LEAD_NS for device in devices if len(device.works) == 1]
     return min((at_ns for at_ns in opens_ns if at_ns > now_ns), default=None)
 
 
 class DeviceChanges:
-    """Which devices have changed since they were last asked for, by their counters (`DeviceView.num_changes`)."""
+    """The devices that have changed since they were last asked for, by their counters (`DeviceView.num_changes`)."""
 
     __slots__ = ("_devices", "_num_changes")
 
@@ -48,11 +48,11 @@ class DeviceChanges:
         self._num_changes: list[int] = []
 
     def are_of(self, devices: Sequence[DeviceView]) -> bool:
-        """Whether these devices were asked for last; after devices have joined or were lost it is another object."""
+        """Return whether these devices were asked for last; after devices join or are lost it is another object."""
         return self._devices is devices
 
     def among(self, devices: Sequence[DeviceView]) -> Sequence[DeviceView]:
-        """Those of these devices that have changed since the latest call; all if others were asked for then."""
+        """Return those of these devices that have changed since the latest call; all if others were asked for then."""
         before = self._num_changes if self._devices is devices else None
         self._devices = devices
         self._num_changes = list(map(_num_changes, devices))
@@ -108,15 +108,15 @@ class OpenDevices:
 
     @property
     def has_open(self) -> bool:
-        """Whether any device `is_open`."""
+        """True if any device `is_open`."""
         return any(map(has_room, self.soon.values()))
 
     def open(self) -> list[DeviceView]:
-        """The devices that are open, by id."""
+        """Return the devices that are open, by id."""
         return [device for _, device in sorted(self.soon.items()) if has_room(device)]
 
     def next_open_ns(self) -> int | None:
-        """When the next device opens, unless it is by an event."""
+        """Return when the next device opens, unless it is by an event."""
         heap = self._with_one
         while heap and self.by_id[heap[0][1]].num_changes != heap[0][2]:
             heappop(heap)

@@ -58,12 +58,12 @@ class DeadlineOrdered:
 
 
 def by_urgency(job: JobView) -> tuple[int, int]:
-    """The key by which jobs are sorted into the order of service."""
+    """Return the key by which jobs are sorted into the order of service."""
     return job.urgency_ns, job.job_id
 
 
 def jobs_at_hand(view: ClusterView, num_waiting: int | None) -> Iterator[JobView]:
-    """Jobs that have a device, and `num_waiting` from the head of the queue; None: all that wait.
+    """Yield jobs that have a device, and `num_waiting` from the head of the queue; None: all that wait.
 
     Each comes once: a job that was begun again waits while a remnant of its former attempt still has a device.
     """
@@ -85,7 +85,7 @@ class DeadlinePolicy(DeadlineOrdered):
         return fitting_degrees(request, costs)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The work at the cheapest degree that meets the deadline from the arrival on; the fastest if none does."""
+        """Return the work at the cheapest degree that meets the deadline from the arrival on; else at the fastest."""
         return self.cheapest(request, self.known.of(request, left, costs))
 
     def forget(self, pipeline: str, costs: CostModel) -> None:
@@ -96,7 +96,7 @@ class DeadlinePolicy(DeadlineOrdered):
 
 
 def drop_reason(job: JobView, earliest_ns: int) -> str | None:
-    """The reason to drop a job that ends at `earliest_ns` at the earliest to best effort; None if there is none.
+    """Return the reason to drop a job that ends at `earliest_ns` at the earliest to best effort; None if there is none.
 
     A job with a promised deadline keeps its place: if the promise is broken, then by as little as possible.
     """
@@ -107,7 +107,7 @@ def drop_reason(job: JobView, earliest_ns: int) -> str | None:
 
 
 def late_jobs(earliest_ns: Iterable[tuple[JobView, int]]) -> tuple[tuple[int, str], ...]:
-    """The jobs to drop to best effort, each with the reason, from jobs and their earliest ends.
+    """Return the jobs to drop to best effort, each with the reason, from jobs and their earliest ends.
 
     A plan that drops jobs starts nothing: the controller then asks for another plan in the new order of service.
     """

@@ -50,11 +50,11 @@ class Task:
         self.earliest_ns = self.finish_ns(self.fastest)
 
     def finish_ns(self, speed: Speed) -> int:
-        """When it ends if it runs at this speed from `ready_ns` on."""
+        """Return when it ends if it runs at this speed from `ready_ns` on."""
         return self.ready_ns + self.head_ns + self.num_steps * speed.step_ns + self.tail_ns
 
     def starts(self, group: Group, num_steps: int, why: str) -> Iterator[Start]:
-        """The stages before the steps, `num_steps` steps on the group, and the stages after them if these are the last.
+        """Yield the stages before the steps, `num_steps` steps on the group, and the stages after the last steps.
 
         Of several stages with steps only the next one makes steps.
         """
@@ -78,15 +78,15 @@ class Price(NamedTuple):
 
 
 class TaskPrices:
-    """What the remaining work of requests costs. It is looked up once for each class of them, of which there are few,
-    and again when the cost model has learned of such requests.
+    """The costs of the remaining work of requests. They are looked up once for each class, of which there are few, and
+    again when the cost model has learned of such requests.
     """
 
     def __init__(self) -> None:
         self._known: ByClass[tuple[StepClass, int, int, int], tuple[int, Price]] = ByClass()
 
     def of(self, request: Request, left: Cursor, max_degree: int, costs: CostModel) -> Price:
-        """Raises UnknownCost."""
+        """Return the price of the remaining work of a request. Raises UnknownCost."""
         position = left.position if left.itinerary.num_stepped > 1 else 0
         key = (step_key(request), left.num_done, position, max_degree)
         version = costs.version_of(request)
@@ -122,7 +122,7 @@ class TaskReader:
         self._prices = prices or TaskPrices()
 
     def read(self, job: JobView) -> Task | None:
-        """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
+        """Return the task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
 
         Raises UnknownCost.
         """
@@ -145,7 +145,7 @@ class TaskReader:
 
 
 def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
-    """The running jobs and the most urgent waiting ones, in order of urgency."""
+    """Return the running jobs and the most urgent waiting ones, in order of urgency."""
     if not view.devices:
         return []
     sizes: dict[int, int] = {}

@@ -12,7 +12,7 @@ from tilework_lab.policies.partition.policy import BucketStats, Partition
 
 
 def by_size(request: Request, speeds: Sequence[Speed]) -> Bucket:
-    """The octave of the side (squares of 512 to 1023 pixels are one bucket), the pipeline, and whether it is exact."""
+    """Return the octave of the side (512 to 1023 pixels are one bucket), the pipeline, and whether it is exact."""
     return (request.shape.pixels.bit_length() - 1) // 2, request.pipeline, request.exact
 
 
@@ -30,7 +30,7 @@ def _device_ns(stats: BucketStats) -> int:
 
 
 def static_partition() -> Partition:
-    """Static partition, cluster isolation: clusters by the number of requests of each type, all of one fixed degree.
+    """Build the static partition with cluster isolation: clusters of one degree, by the requests of each type.
 
     Source: DDiT §6.1, which leaves the degree open, but has more instances in a cluster than with `dpci`. Here it is
     one device, or as many as a request needs to fit. A type is a bucket of sizes (see `by_size`).
@@ -39,7 +39,7 @@ def static_partition() -> Partition:
 
 
 def dynamic_partition_isolated() -> Partition:
-    """Dynamic partition, cluster isolation: the same number of groups for each type, each as wide as B of the type.
+    """Build the dynamic partition with cluster isolation: as many groups for each type, each as wide as B of the type.
 
     Source: DDiT §6.1. B is that of `ddit` (see `best_doubling`). Requests with one B are one type here; in the paper
     each type has a B of its own. A remaining device, one of eight with B of 1, 2 and 4, is not idle but another group.
@@ -48,7 +48,7 @@ def dynamic_partition_isolated() -> Partition:
 
 
 def dynamic_partition() -> Partition:
-    """Dynamic partition: `dpci`, but a request whose cluster is busy goes to an idle group of a narrower one.
+    """Build the dynamic partition: `dpci`, but a request whose cluster is busy goes to an idle group of a narrower one.
 
     Source: DDiT §6.1. It describes downgrades only, so narrow requests do not go to wide groups.
     """

@@ -1,4 +1,4 @@
-"""What devices are for: pools by role or all stages everywhere, and groups of fixed degrees or for each request."""
+"""The layout of devices: pools by role or all stages everywhere, and groups of fixed degrees or for each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilework_lab.policies.trident_baselines.profiles import SeenRequests
 
 
 def bucket_sizes(shares: Mapping[int, float], num_devices: int) -> dict[int, int]:
-    """How many devices each degree gets: its share of them, to the nearest multiple of the degree; degree 1 the rest.
+    """Return the devices of each degree: its share, to the nearest multiple of the degree; degree 1 gets the rest.
 
     `shares` are in proportion, those of requests by their optimal degree; degrees are at most `num_devices`. The widest
     is first.
@@ -42,7 +42,7 @@ def bucket_sizes(shares: Mapping[int, float], num_devices: int) -> dict[int, int
 
 
 def cut_groups(sizes: Mapping[int, int], nodes: Iterable[Sequence[int]]) -> dict[int, tuple[Group, ...]]:
-    """The groups of each degree, each on one node, the widest first; a degree for which no node has room has none.
+    """Cut the groups of each degree, each on one node, the widest first; a degree for which no node has room has none.
 
     Devices that nodes leave over go to the widest degree that they are enough for, and are idle if there is none.
     """
@@ -93,7 +93,7 @@ class Room:
         return not (self._allocator.num_free() if self._groups is None else self._groups)
 
     def take(self, degree: int) -> Group | None:
-        """A group for a request of this degree; None if there is none."""
+        """Return a group for a request of this degree; None if there is none."""
         if self._groups is None:
             return self._allocator.take(degree)
         return self._groups.pop(0) if self._groups else None
@@ -101,7 +101,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How devices are divided into lines.
+    """The division of devices into lines.
 
     Attributes:
         is_pooled: whether each role has devices of its own; else all stages are on each device. So they are where there
@@ -120,7 +120,7 @@ class Layout:
     pools: Mapping[Role, float] | None = None
 
     def lines(self, nodes: Nodes, seen: SeenRequests) -> tuple[Line, ...]:
-        """The lines of these devices, each role in at least one. A request must have been seen."""
+        """Return the lines of these devices, each role in at least one. A request must have been seen."""
         num_devices = sum(map(len, nodes.values()))
         mean_ns = seen.mean_ns()
         placement = colocated(nodes)
@@ -134,7 +134,7 @@ class Layout:
         return tuple(found)
 
     def _lines_of(self, pool: Line, seen: SeenRequests) -> Sequence[Line]:
-        """The lines of a pool."""
+        """Return the lines of a pool."""
         if self.grouping == "per_request":
             return [pool]
         num_devices = sum(map(len, pool.groups))
@@ -149,7 +149,7 @@ class Layout:
 
 
 def narrowed(degree: int, most: int) -> int:
-    """A degree on nodes that have at most `most` devices for a group: halved until it is no more."""
+    """Return a degree on nodes that have at most `most` devices for a group: halved until it is no more."""
     while degree > most:
         degree //= 2
     return degree
@@ -164,8 +164,9 @@ def _narrowed_shares(shares: Mapping[int, float], most: int) -> dict[int, float]
 
 
 def line_of(lines: Sequence[Line], role: Role, degree: int) -> int:
-    """The index of the line for a request with this optimal degree of a role: of this degree, else the next narrower
-    one, else the next wider one.
+    """Return the index of the line for a request with this optimal degree of a role.
+
+    The line is of this degree, else of the next narrower one, else of the next wider one.
     """
     own = [index for index, line in enumerate(lines) if role in line.kind.roles]
     narrow = [index for index in own if (lines[index].degree or 0) <= degree]
@@ -175,7 +176,7 @@ def line_of(lines: Sequence[Line], role: Role, degree: int) -> int:
 
 
 def lines_text(lines: Sequence[Line]) -> str:
-    """How many devices each line has, in words."""
+    """Return how many devices each line has, in words."""
     texts = [
         f"{sum(map(len, line.groups))} {line.kind}" + (f" in groups of {line.degree}" if line.degree else "")
         for line in lines
@@ -184,7 +185,7 @@ def lines_text(lines: Sequence[Line]) -> str:
 
 
 def disaggregated(nodes: Nodes, sizes: Mapping[Role, int]) -> Placement:
-    """A pool of devices for each role: whole nodes with D first, then with E, then with C.
+    """Return a pool of devices for each role: whole nodes with D first, then with E, then with C.
 
     `sizes` are all devices together, from `pool_sizes` or as published.
     """
@@ -197,7 +198,7 @@ def disaggregated(nodes: Nodes, sizes: Mapping[Role, int]) -> Placement:
 def pool_sizes(
     num_devices: int, rates: Mapping[Role, float], weights: Mapping[Role, float] | None = None
 ) -> dict[Role, int]:
-    """The size of each pool: N (w / mu) / sum(w / mu), rounded, at least 1; the largest takes up what rounding leaves.
+    """Return the size of each pool: N (w / mu) / sum(w / mu), rounded, at least 1; the largest takes up the rounding.
 
     `rates` is mu, how many requests per second a pool's device serves. The published sizes are met if mu is 1 / mean
     latency at the optimal degree, not 1 / device time. `weights` is w, 1 where none is given.

@@ -27,7 +27,7 @@ SCALES = 4
 
 
 def priority(end_ns: int, due_ns: int, best_ns: int) -> int:
-    """The priority of a request that would end at `end_ns` if it began now; a smaller one is served first.
+    """Return the priority of a request that would end at `end_ns` if it began now; a smaller one is served first.
 
     0 if that is in time. Else the overtime is counted in whole times of `best_ns`, which the request takes at optimal
     degrees: max(1, S - overtime), so that it rises as it waits, and 0 again from 2 S on.
@@ -45,12 +45,12 @@ _BYTES_PER_GB = 1e9
 
 
 def usable_bytes(devices: Iterable[DeviceView]) -> int | None:
-    """The memory of the smallest device; None if none has a limit."""
+    """Return the memory of the smallest device; None if none has a limit."""
     return min((size for one in devices if (size := one.memory.total_bytes) is not None), default=None)
 
 
 def needed_bytes(footprint: Footprint, roles: Sequence[Role], degree: int) -> int:
-    """What a device of a group of this degree needs: the weights of these roles, and the largest activation of one.
+    """Return the need of a device in a group of this degree: the weights of these roles, and their largest activation.
 
     Each role runs on as much of the group as it was profiled for.
     """
@@ -64,7 +64,7 @@ def _activation_bytes(footprint: Footprint, role: Role, degree: int) -> int:
 
 
 def shortage(footprint: Footprint, roles: Sequence[Role], degree: int) -> str | None:
-    """Why a request cannot be served at this degree, in words; None if it can."""
+    """Return why a request cannot be served at this degree, in words; None if it can."""
     needed = needed_bytes(footprint, roles, degree)
     if needed <= footprint.usable_bytes:
         return None
@@ -85,7 +85,7 @@ _DUE = DeadlineOrder()
 
 @dataclass(slots=True, kw_only=True)
 class TridentBaseline(ArrivalOrdered):
-    """Serve requests on a static layout of devices, each line in its order; the first that finds no group blocks it.
+    """Serves requests on a static layout of devices, each line in its order; the first that finds no group blocks it.
 
     Where all stages are on each device, a request holds its group from its first stage to its last. Else it holds a
     group of a pool for the stages of one role, and its state moves to the next pool. All steps are one work, so no
@@ -122,7 +122,7 @@ class TridentBaseline(ArrivalOrdered):
         return (usable_degree(request, self._route(request, Role.D, costs)[1], costs),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The remaining work as it will run, but on one group: others of it are free while stages have other pools."""
+        """Return the remaining work as it will run, but on one group: it is free while stages have other pools."""
         (degree,) = self.degrees(request, costs)
 
         def degree_of(role: Role) -> int:
@@ -138,11 +138,11 @@ class TridentBaseline(ArrivalOrdered):
 
     @property
     def _holds(self) -> bool:
-        """Whether all stages are on each device."""
+        """True if all stages are on each device."""
         return self._lines[0].kind is PlacementType.EDC if self._lines else not self.layout.is_pooled
 
     def _route(self, request: Request, role: Role, costs: CostModel) -> Route:
-        """Where the stages of a role run. Before there is a line for the role, at the optimal degree."""
+        """Return where the stages of a role run. Before there is a line for the role, at the optimal degree."""
         leader = Role.D if self._holds else role
         key = cost_key(request), leader
         found = self._routes.get(key)
@@ -202,7 +202,7 @@ class TridentBaseline(ArrivalOrdered):
         return True
 
     def _news(self) -> NewPlacement | None:
-        """The layout, if it was not told yet."""
+        """Return the layout, if it was not told yet."""
         if self._told is self._lines:
             return None
         self._told = self._lines
@@ -210,7 +210,7 @@ class TridentBaseline(ArrivalOrdered):
         return NewPlacement(groups=tuple(groups), why=f"a static layout: {lines_text(self._lines)}")
 
     def _failures(self, jobs: Iterable[JobView], view: ClusterView, costs: CostModel) -> tuple[tuple[int, str], ...]:
-        """The jobs that do not fit onto the devices of their lines, each with the reason."""
+        """Return the jobs that do not fit onto the devices of their lines, each with the reason."""
         total = usable_bytes(view.devices)
         if total is None:
             return ()
@@ -251,7 +251,7 @@ class TridentBaseline(ArrivalOrdered):
                 yield from self._launched(job, line, group, costs, now_ns)
 
     def _idle(self, view: ClusterView) -> set[int]:
-        """The devices that no work is on, and no request holds."""
+        """Return the devices that no work is on, and no request holds."""
         self._held = {
             job_id: group for job_id, group in self._held.items() if (job := view.job(job_id)) is not None and job.works
         }
@@ -259,7 +259,7 @@ class TridentBaseline(ArrivalOrdered):
         return idle.difference(*self._held.values())
 
     def _route_of(self, job: JobView, costs: CostModel) -> Route:
-        """The route of a waiting job's next stages: looked up once for each of its stages, since many may wait."""
+        """Return the route of a waiting job's next stages, looked up once for each of its stages: many may wait."""
         position = job.left.position
         known = self._jobs.get(job.job_id)
         if known is None or known[0] != position:
@@ -278,7 +278,7 @@ class TridentBaseline(ArrivalOrdered):
         return first, run_ns, job.urgency_ns, job.job_id
 
     def _launched(self, job: JobView, line: Line, group: Group, costs: CostModel, now_ns: int) -> Sequence[Start]:
-        """The stages of a job that run on the devices of a line."""
+        """Return the stages of a job that run on the devices of a line."""
         used = group[: usable_degree(job.request, len(group), costs)] if line.leader is Role.D else group
         launch = Launch((job.job_id,), job.request, job.left, costs, self._why(job, used, costs, now_ns))
         for role in line.kind.roles:

@@ -34,7 +34,7 @@ _SPARE_HOPS = 1024
 
 @dataclass(slots=True, kw_only=True)
 class OnePieceDispatch(ArrivalOrdered):
-    """Serve the oldest request first on instances of its next stage.
+    """Serves the oldest request first on instances of its next stage.
 
     Deadlines, weights and tenants are ignored. All steps of a request are one work, so none is interrupted.
 
@@ -75,7 +75,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return (self._traffic.degrees(request, costs).get(Role.D, 1),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The remaining work, as if one group did all of it."""
+        """Return the remaining work, as if one group did all of it."""
         (degree,) = self.degrees(request, costs)
         return demand_at(request, left, degree, costs)
 
@@ -103,11 +103,12 @@ class OnePieceDispatch(ArrivalOrdered):
         return Plan(starts=starts, placement=self._manager.take_news(), wake_ns=self._manager.wake_ns())
 
     def _accepted(self, requests: Sequence[Request], costs: CostModel, now_ns: int) -> None:
-        """Requests were accepted, and what is for what is known."""
+        """Take note of requests that were accepted, once instances have their services."""
 
     def _note(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel) -> list[Request]:
-        """The requests that came since the latest plan; those that begin on a CPU slot come with the next one that
-        does not.
+        """Count the requests that came since the latest plan, and return them.
+
+        Those that begin on a CPU slot come with the next one that does not.
         """
         end = max((job.job_id + 1 for job in waiting), default=0)
         new = [job.request for one in range(self._next_id, end) if (job := view.job(one)) is not None]
@@ -124,8 +125,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return self._traffic.services.of(job.request.pipeline, role)
 
     def _starts(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> Iterator[Start]:
-        """The oldest first on idle workers of its instance, or of any of its service: the one with the fewest that are
-        enough.
+        """Start the oldest first on idle workers of its instance, or of any of its service: the fewest that are enough.
 
         If there are too few, an instance is held for it, so that it becomes free for it: of any, the one with the most.
         """
@@ -157,7 +157,7 @@ class OnePieceDispatch(ArrivalOrdered):
             yield from launch.starts
 
     def _instance_of(self, job: JobView, service: Service) -> Group | None:
-        """The instance that a request was handed on to, chosen now if it was not yet; None if any may take it."""
+        """Return the instance that a request is handed on to, chosen now if it was not yet; None if any may take it."""
         if not self.in_turn or not job.last_devices:
             return None
         known = self._hops.get(job.job_id)
@@ -175,7 +175,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return instance
 
     def _degrees(self, job: JobView, service: Service, instance: Group, costs: CostModel) -> dict[Role, int]:
-        """How many workers of an instance a request gets for each role of a service."""
+        """Return how many workers of an instance a request gets for each role of a service."""
         request = job.request
         services = self._traffic.services
         return {
@@ -188,7 +188,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return max(self._degrees(job, service, instance, costs).values())
 
     def _launch(self, job: JobView, service: Service, instance: Group, idle: Sequence[int], costs: CostModel) -> Launch:
-        """The stages of a job that a service has, on the first of these workers."""
+        """Return the stages of a job that a service has, on the first of these workers."""
         degrees = self._degrees(job, service, instance, costs)
         why = f"has waited longest for {service}; it gets {devices_text(max(degrees.values()))}"
         launch = Launch((job.job_id,), job.request, job.left, costs, why)

@@ -31,7 +31,7 @@ from tilework.policy.toolkit.fixed_groups import LaneDivision
 from tilework.policy.toolkit.starts import devices_text
 
 Divide = Callable[[Mapping[Service, float], int], Mapping[Service, int]]
-"""How many of this many instances each service gets, by the device time that the traffic takes of each."""
+"""Division of a number of instances among services, by the device time that the traffic takes of each."""
 
 _NO_DEVICES: Sequence[DeviceView] = ()
 _IDLE = "idle"
@@ -77,20 +77,20 @@ class NodeManager:
     _ends_ns: dict[Service, list[int]] = field(default_factory=dict, init=False)
 
     def of(self, service: Service) -> list[Group]:
-        """The instances of a service, in order."""
+        """Return the instances of a service, in order."""
         return [one for one, own in self.instances.items() if own == service]
 
     def num_workers(self, service: Service) -> int:
-        """How many devices a service has."""
+        """Return how many devices a service has."""
         return sum(len(one) for one in self.of(service))
 
     def take_news(self) -> NewPlacement | None:
-        """The new placement that no plan has told yet; None if there is none."""
+        """Return the new placement that no plan has told yet; None if there is none."""
         news, self._news = self._news, None
         return news
 
     def wake_ns(self) -> int | None:
-        """When this window ends, if there is something to do until then."""
+        """Return when this window ends, if there is something to do until then."""
         is_at_work = self._waiting.total() > 0 or any(device.works for device in self._devices)
         return self._since_ns + self.rule.window_ns if is_at_work and self._since_ns is not None else None
 
@@ -119,7 +119,7 @@ class NodeManager:
         self._ends_ns.setdefault(service, []).append(end_ns)
 
     def status(self, now_ns: int) -> list[PlacementStatus]:
-        """What each service did in this window. Times are of the latest look."""
+        """Return what each service did in this window. Times are of the latest look."""
         since_ns = self._since_ns or 0
         return [
             PlacementStatus(
@@ -229,7 +229,7 @@ class NodeManager:
         self._noted_ns = now_ns
 
     def _uses(self) -> dict[Service, Use]:
-        """What each service that has instances did in this window, up to when it was noted."""
+        """Return what each service that has instances did in this window, up to when it was noted."""
         nums = Counter(self.instances.values())
         asked_ns = self._used_ns + self._refused_ns
         return {one: Use(nums[one], asked_ns[one] / max(1, self._had_ns[one])) for one in self.services if nums[one]}
@@ -267,7 +267,7 @@ class NodeManager:
         self._reasons.append(f"a request waits for {service}, which has no instance; it gets {what}")
 
     def _least_used(self, service: Service | None) -> Group:
-        """Of the instances of a service, or of the idle ones, one with the fewest busy devices, the last of equals."""
+        """Return the instance of a service, or the idle one, with the fewest busy devices, the last of equals."""
         return min(
             [one for one, own in self.instances.items() if own == service],
             key=lambda one: (sum(device_id in self._busy_since_ns for device_id in one), -one[0]),

@@ -28,7 +28,7 @@ from tilework.policy.published.onepiece.services import Service
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request takes of a service that has `num_workers`; `longest_ns` is the longest that any keeps its own."""
+    """The share of a request in a service of `num_workers`; `longest_ns` is the longest that any keeps its own."""
 
     device_ns: int
     num_workers: int
@@ -37,7 +37,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """How fast requests may come.
+    """The limit to the rate of requests.
 
     Attributes:
         headroom: the share of the workers' time that may be asked for.
@@ -60,7 +60,7 @@ class RequestMonitor:
     _until_ns: dict[tuple[int, Service], float] = field(default_factory=dict, init=False)
 
     def refusal(self, request: Request, claims: Mapping[Service, Claim], now_ns: int) -> Reject | None:
-        """The refusal of a request; None if each service has room for it."""
+        """Return the refusal of a request; None if each service has room for it."""
         waits = {
             service: self._until_ns.get((self._proxy(request), service), now_ns) - now_ns - self._most_ns(claim)
             for service, claim in claims.items()
@@ -87,7 +87,7 @@ class RequestMonitor:
         return claim.device_ns * self.limit.num_proxies / (claim.num_workers * self.limit.headroom)
 
     def _most_ns(self, claim: Claim) -> float:
-        """How much may be booked before a request: with it, `depth` requests for each worker, or a burst."""
+        """Return how much may be booked before a request: with it, `depth` requests for each worker, or a burst."""
         return max(
             self.limit.burst_ns, self.limit.depth * claim.longest_ns / self.limit.headroom - self._booked_ns(claim)
         )
@@ -133,7 +133,7 @@ class OnePiece(OnePieceDispatch):
             self._monitor.accept(request, self._claims(request, costs), now_ns)
 
     def _claims(self, request: Request, costs: CostModel) -> dict[Service, Claim]:
-        """What a request takes of each service that has instances."""
+        """Return what a request takes of each service that has instances."""
         return {
             service: Claim(run.device_ns, num, self._traffic.longest_ns(service, costs))
             for service, run in self._traffic.parts(request, costs).items()

@@ -22,7 +22,7 @@ from tilework.policy.toolkit.known_demands import ByClass
 
 
 class Mode(Enum):
-    """How many workers a request gets for its steps.
+    """The number of workers that a request gets for its steps.
 
     `EFFICIENT`: as many as it uses well (`placement.profile`), so that a small request takes one and a large one
     several. `COLLABORATION`: all that a node has, as far as was profiled. `INDIVIDUAL`: one.
@@ -33,7 +33,7 @@ class Mode(Enum):
     INDIVIDUAL = "individual"
 
     def degrees(self, request: Request, costs: CostModel) -> dict[Role, int]:
-        """How many workers a request wants for each role. Raises UnknownCost."""
+        """Return how many workers a request wants for each role. Raises UnknownCost."""
         found = {}
         for role, pieces in pieces_by_role(request, costs).items():
             if self is Mode.INDIVIDUAL:
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
 
 def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> dict[Role, Run]:
-    """What a request takes of each role, on this many workers. Raises UnknownCost."""
+    """Return what a request takes of each role, on this many workers. Raises UnknownCost."""
     found = {}
     for role, pieces in pieces_by_role(request, costs).items():
         degree = degrees[role]
@@ -70,7 +70,7 @@ def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> 
 
 
 def narrowed(role: Role, degree: int, most: int, request: Request, costs: CostModel) -> int:
-    """How many of `most` workers a request gets for a role for which it wants `degree`. Raises UnknownCost."""
+    """Return how many of `most` workers a request gets for a role for which it wants `degree`. Raises UnknownCost."""
     if degree <= most:
         return degree
     return usable_degree(request, most, costs) if role is Role.D else most
@@ -79,7 +79,7 @@ def narrowed(role: Role, degree: int, most: int, request: Request, costs: CostMo
 _few = partial(ByClass, 1024)
 
 Parts = Mapping[Service, Run]
-"""What a request takes of each service: the most workers at a time, and how long it keeps these."""
+"""Share of a request in each service: the most workers at a time, and the time for which it keeps these."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Traffic:
 
     @property
     def occasion(self) -> tuple[int, int]:
-        """Changes when a class comes for the first time in two windows, and when the number of requests has doubled."""
+        """Key that changes when a class comes for the first time in two windows, and when the requests have doubled."""
         return len(self._one_of), self.num.bit_length()
 
     def services_changed(self) -> None:
@@ -130,7 +130,7 @@ class Traffic:
         self._longest_ns.clear()
 
     def forget(self, pipeline: str) -> None:
-        """A pipeline is served no more. If no other was asked for, no request has come yet."""
+        """Forget a pipeline, which is served no more. If no other was asked for, no request has come yet."""
         self.services.forget(pipeline)
         for known in (self._counts, self._before, self._one_of, self._degrees, self._runs):
             known.forget(pipeline)
@@ -154,14 +154,14 @@ class Traffic:
         self.services_changed()
 
     def degrees(self, request: Request, costs: CostModel) -> Mapping[Role, int]:
-        """How many workers a request wants for each role. Raises UnknownCost."""
+        """Return how many workers a request wants for each role. Raises UnknownCost."""
         key = cost_key(request)
         if key not in self._degrees:
             self._degrees[key] = self.mode.degrees(request, costs)
         return self._degrees[key]
 
     def runs(self, request: Request, costs: CostModel) -> Mapping[Role, Run]:
-        """What a request takes of each role. Raises UnknownCost."""
+        """Return what a request takes of each role. Raises UnknownCost."""
         key = cost_key(request)
         if key not in self._runs:
             wanted = self.degrees(request, costs).items()
@@ -170,7 +170,7 @@ class Traffic:
         return self._runs[key]
 
     def parts(self, request: Request, costs: CostModel) -> Parts:
-        """What a request takes of each service. Its pipeline was seen. Raises UnknownCost."""
+        """Return what a request takes of each service. Its pipeline was seen. Raises UnknownCost."""
         key = cost_key(request)
         if key not in self._parts:
             found: dict[Service, Run] = {}
@@ -182,7 +182,7 @@ class Traffic:
         return self._parts[key]
 
     def loads(self, costs: CostModel) -> dict[Service, float]:
-        """The device time that all these requests take of each service, at least a nanosecond."""
+        """Return the device time that all these requests take of each service, at least a nanosecond."""
         found = dict.fromkeys(self.services.all(), 1.0)
         for key, one in self._served(costs):
             num = self._counts.get(key, 0) + self._before.get(key, 0)
@@ -191,14 +191,14 @@ class Traffic:
         return found
 
     def longest_ns(self, service: Service, costs: CostModel) -> int:
-        """The longest that one of these requests keeps its workers of a service."""
+        """Return the longest that one of these requests keeps its workers of a service."""
         if service not in self._longest_ns:
             runs = (self.parts(one, costs).get(service) for _, one in self._served(costs))
             self._longest_ns[service] = max((run.run_ns for run in runs if run is not None), default=0)
         return self._longest_ns[service]
 
     def _served(self, costs: CostModel) -> Iterator[tuple[RequestClass, Request]]:
-        """One request of each class, without those of models that were removed meanwhile."""
+        """Yield one request of each class, without those of models that were removed meanwhile."""
         for key, one in self._one_of.items():
             try:
                 costs.start(one)

@@ -24,7 +24,7 @@ _SOONEST, _LATEST = 4, 256
 
 @dataclass(slots=True, kw_only=True)
 class TetriServe(DeadlinePolicy):
-    """Plan in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
+    """Plans in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
 
     A round ends early when an arrival finds all devices idle and no job waits for its end. The length of a round
     follows from the requests seen lately (see `RoundSearch`), unless `round_ns` fixes it. The last `margin_ns` of each
@@ -71,7 +71,7 @@ class TetriServe(DeadlinePolicy):
         return Plan(starts=starts, wake_ns=self._end_ns)
 
     def _adapted_round_ns(self, tasks: Sequence[Task]) -> int:
-        """The length chosen last; when request classes have changed, it is searched again, a piece in each round."""
+        """Return the length chosen last; when request classes change, it is searched again, a piece in each round."""
         self._has_news |= self._remember(tasks)
         self._age += 1
         if self._search is None and self._age >= (_SOONEST if self._has_news else _LATEST):
@@ -109,7 +109,7 @@ class TetriServe(DeadlinePolicy):
 
 
 def _differ(old: Sequence[Speed], new: Sequence[Speed]) -> bool:
-    """Whether the length of a round should be searched again: other degrees, or steps that changed by more than 1%."""
+    """Return whether to search the length of a round again: other degrees, or steps that changed by more than 1%."""
     if len(old) != len(new):
         return True
     return any(abs(one.step_ns - other.step_ns) > 0.01 * one.step_ns for one, other in zip(old, new, strict=True))
@@ -120,5 +120,5 @@ def _is_idle(view: ClusterView) -> bool:
 
 
 def _is_abandoned(view: ClusterView) -> bool:
-    """Whether all devices are idle, and no waiting job has its state on some of them."""
+    """Return whether all devices are idle, and no waiting job has its state on some of them."""
     return _is_idle(view) and not any(job.last_devices for job in view.waiting())

@@ -35,7 +35,7 @@ class ClassBudget:
 
 
 def whole_steps(speeds: Sequence[Speed], round_ns: int, margin_ns: int) -> tuple[Speed, ...]:
-    """The time of steps if only whole ones run in a round: the tail of the round is shared among them.
+    """Return the time of steps if only whole ones run in a round: the tail of the round is shared among them.
 
     A step that is longer than a round keeps its devices to the end of the round in which it ends.
     """
@@ -91,7 +91,7 @@ class RoundSearch:
         del self._left[:count]
 
     def best_ns(self) -> int:
-        """The best length of those tried."""
+        """Return the best length of those tried."""
         if not self._scores:
             return _LONGEST_NS
         limit = _NEARLY_AS_GOOD * min(self._scores.values())
@@ -113,7 +113,7 @@ class RoundSearch:
         return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._budgets)
 
     def _step_ns(self, step_ns: int, round_ns: int) -> int:
-        """What a step takes in rounds of a length, with its share of the tail (half of it if they may end early)."""
+        """Return the time of a step in rounds of a length, with its share of the tail; half if they may end early."""
         whole_ns = _in_rounds_ns(step_ns, round_ns, self._margin_ns)
         if not self._ends_early or step_ns > round_ns - self._margin_ns:
             return whole_ns
@@ -121,7 +121,7 @@ class RoundSearch:
 
 
 def cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
-    """The device time of `min_device_allocation`, without naming the degrees, which takes several times as long.
+    """Return the device time of `min_device_allocation`, without naming the degrees, which takes several times as long.
 
     `steps`: the time and the device time of one step, for each degree.
     """
@@ -146,7 +146,7 @@ def _least_device_ns(budget: ClassBudget) -> int:
 
 
 def _lengths(budgets: Iterable[ClassBudget], margin_ns: int) -> Collection[int]:
-    """Lengths that some steps of some class fill, one in every 5%, of the class that comes first.
+    """Return lengths that some steps of some class fill, one in every 5%, of the class that comes first.
 
     Steps may take 2% longer than predicted before one less fits: a length without this room attains .75 instead of
     .86 when 5 ms pass between two works.

@@ -36,7 +36,7 @@ class Round:
         self.limit_ns = self.end_ns - self.margin_ns
 
     def minimal_allocation(self, task: Task) -> tuple[Segment, ...]:
-        """The cheapest degrees that meet the deadline, by what steps take in rounds; if none do, by what they take."""
+        """Return the cheapest degrees that meet the deadline, by times of steps in rounds, else by their own times."""
         budget_ns = task.due_ns - self.now_ns - task.head_ns - task.tail_ns
         in_rounds = self._in_rounds.get(task.speeds)
         if in_rounds is None:
@@ -46,29 +46,29 @@ class Round:
         )
 
     def num_steps(self, task: Task, speed: Speed, start_ns: int) -> int:
-        """Steps that a task runs in this round, from `start_ns` on; one if a step is longer than a round."""
+        """Return the steps of a task in this round, from `start_ns` on; one if a step is longer than a round."""
         room_ns = self.limit_ns - start_ns - task.head_ns
         num_steps = min(task.num_steps, max(0, room_ns) // max(1, speed.step_ns))
         is_long = speed.step_ns > self.round_ns - self.margin_ns
         return max(1, num_steps) if is_long else num_steps
 
     def can_wait(self, task: Task) -> bool:
-        """Whether a task can be on time even if it does not run in this round."""
+        """Return whether a task can be on time even if it does not run in this round."""
         return self.end_ns + task.head_ns + self.later_ns(task, task.num_steps) <= task.due_ns
 
     def saves(self, task: Task, speed: Speed) -> bool:
-        """Whether a task can be on time if it runs at this speed in this round."""
+        """Return whether a task can be on time if it runs at this speed in this round."""
         num_steps = self.num_steps(task, speed, task.ready_ns)
         run_end_ns = task.ready_ns + task.head_ns + num_steps * speed.step_ns
         return self.final_ns(task, run_end_ns, task.num_steps - num_steps) <= task.due_ns
 
     def final_ns(self, task: Task, run_end_ns: int, num_steps_left: int) -> int:
-        """When a task ends at the earliest if its works in this round end then and leave this many steps."""
+        """Return when a task ends at the earliest if its works in this round end then and leave this many steps."""
         begin_ns = max(run_end_ns, self.end_ns) if num_steps_left else run_end_ns
         return begin_ns + self.later_ns(task, num_steps_left)
 
     def later_ns(self, task: Task, num_steps: int) -> int:
-        """The least time that steps and decode take after this round, whole rounds but for the last."""
+        """Return the least time that steps and decode take after this round, whole rounds but for the last."""
         if not num_steps:
             return task.tail_ns
         step_ns = task.fastest.step_ns
@@ -136,7 +136,7 @@ class RoundBatch:
 
 
 def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
-    """Whether a task fits into memory with these, which are of its shape, and a step together saves a tenth.
+    """Return whether a task fits into memory with these, which are of its shape, and a step together saves a tenth.
 
     Raises UnknownCost.
     """
@@ -154,7 +154,7 @@ def may_share(tasks: Sequence[Task], task: Task, costs: CostModel) -> bool:
 
 
 def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
-    """The time of a step of these tasks together on one device. Raises UnknownCost."""
+    """Return the time of a step of these tasks together on one device. Raises UnknownCost."""
     stage = tasks[0].job.left.stepped
     assert stage is not None
     return costs.work_ns(stage, [task.job.request for task in tasks], 1)
@@ -176,7 +176,10 @@ class Entry:
 
     @staticmethod
     def of(task: Task, this_round: Round) -> Entry | None:
-        """None if the task can make no progress: it still runs, on devices that take no part in the round."""
+        """Return the entry of a task; None if it can make no progress.
+
+        It then still runs, on devices that take no part in the round.
+        """
         if task.ready_ns > this_round.now_ns + this_round.margin_ns:
             return None
         parts = this_round.minimal_allocation(task)
@@ -194,7 +197,7 @@ class Entry:
 
     @property
     def makes_steps_alone(self) -> bool:
-        """Whether it makes steps on one device, and not only its encode or decode."""
+        """True if it makes steps on one device, and not only its encode or decode."""
         return self.speeds.get(1, NO_STEPS) is not NO_STEPS
 
     @property
@@ -202,16 +205,16 @@ class Entry:
         return [self.task, *self.guests]
 
     def cheapest_degrees(self) -> list[int]:
-        """The degrees of the minimal allocation at which it makes progress."""
+        """Return the degrees of the minimal allocation at which it makes progress."""
         return [part.degree for part in self.parts if part.degree in self.speeds]
 
     def degrees_to_try(self) -> list[int]:
-        """The cheapest degrees; then narrower ones, which are better than none."""
+        """Return the cheapest degrees; then narrower ones, which are better than none."""
         degrees = self.cheapest_degrees() or [min(self.speeds)]
         return degrees + [degree for degree in reversed(self.speeds) if degree < min(degrees)]
 
     def reason(self, this_round: Round) -> str:
-        """Why it runs, and when it would finish at the next lower degree, or if it waited for the next round."""
+        """Return why it runs, and when it would finish at the next lower degree, or if it waited for the next round."""
         task = self.task
         degree = self.degree
         text = explain(task.job, self.why, this_round.now_ns)
@@ -286,7 +289,7 @@ class RoundPlan:
             self._take(entry, width, "must run now")
 
     def _options(self, entry: Entry, capacity: int) -> list[Option]:
-        """The degrees whose choice keeps a task from being late; none if it need not run, or it is of no use."""
+        """Return the degrees whose choice keeps a task from being late; none if it need not run, or it is of no use."""
         task = entry.task
         if self._round.can_wait(task):
             return []
@@ -316,7 +319,7 @@ class RoundPlan:
     # 4. The tasks that gain by more devices.
 
     def _widen(self) -> None:
-        """Each time the task that gains most per further device gets it; ties by urgency, on-time ones first."""
+        """Widen, again and again, the task that gains most per further device; ties by urgency, on-time ones first."""
         heap = [gain for index in range(len(self._entries)) for gain in self._gains(index)]
         heapify(heap)
         while heap and self._allocator.num_free():
@@ -342,7 +345,7 @@ class RoundPlan:
     # 5. The tasks that share a device.
 
     def _share(self) -> None:
-        """Tasks without room join running ones, by urgency; if possible the one with which they made steps before."""
+        """Let tasks without room join running ones, by urgency; if possible one with which they made steps before."""
         hosts: dict[tuple[str, Shape], list[Entry]] = {}
         for entry in self._entries:
             if entry.degree == 1 and entry.makes_steps_alone:
@@ -367,7 +370,7 @@ class RoundPlan:
         return RoundBatch(tasks, ready_ns, self._round.limit_ns, self._costs)
 
     def _is_on_time_in(self, batch: RoundBatch, task: Task) -> bool:
-        """Whether a task that could be on time still can after this round in a batch."""
+        """Return whether a task that could be on time still can after this round in a batch."""
         end_ns, num_steps_left = batch.ends_ns[task.job.job_id], batch.num_steps_left[task.job.job_id]
         if num_steps_left:
             end_ns = self._round.final_ns(task, end_ns, num_steps_left)
@@ -399,5 +402,5 @@ class RoundPlan:
 
 
 def _batch_key(task: Task) -> tuple[str, Shape]:
-    """What tasks of a batch have in common; coarser than `step_key`, as guidance and previews may differ in a batch."""
+    """Return the key of tasks that may share; coarser than `step_key`: guidance and previews may differ in a batch."""
     return task.job.request.pipeline, task.job.request.shape

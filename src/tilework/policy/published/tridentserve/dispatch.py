@@ -75,7 +75,7 @@ class Dispatch:
         return others
 
     def _begun_together(self, tasks: Sequence[Task]) -> Iterable[tuple[Task, ...]]:
-        """The tasks that are ready, in order; those of one class that are at the same step on one device, together."""
+        """Return the tasks that are ready, in order; together those of one class at the same step on one device."""
         found: dict[_BatchKey, tuple[Task, ...]] = {}
         for task in tasks:
             if self._is_ready(task):
@@ -87,7 +87,7 @@ class Dispatch:
         return found.values()
 
     def _keeps_on(self, task: Task) -> bool:
-        """Whether a task's works are not over yet, and its devices not all open; they are kept for it."""
+        """Return whether a task's works are not over yet, and its devices not all open; they are kept for it."""
         if not task.job.works:
             return False
         group = task.job.last_devices
@@ -99,7 +99,7 @@ class Dispatch:
         return task.ready_ns <= self.now_ns + LEAD_NS
 
     def _is_kept(self, device: DeviceView) -> bool:
-        """Whether a device is in the group of a job that has begun and is not ready."""
+        """Return whether a device is in the group of a job that has begun and is not ready."""
         job_ids = (job_id for work in device.works for job_id in work.job_ids)
         return any(self._keeps_group(job_id, device.device_id) for job_id in job_ids)
 
@@ -118,7 +118,7 @@ class Dispatch:
         return not task.num_steps or len(task.job.last_devices) in [speed.degree for speed in task.group_speeds]
 
     def _own_group(self, task: Task) -> Group:
-        """The devices of a task that it goes on with: all for steps, some for a decode; none if they are not for it.
+        """Return the devices that a task goes on with: all for steps, some for a decode; none if they are not for it.
 
         Nor does it go on with devices that cannot form a group now.
         """
@@ -166,7 +166,7 @@ class Dispatch:
         return others
 
     def _only_role(self, task: Task) -> Role | None:
-        """The role of all stages that are left; None if they have several, or one is on a CPU slot."""
+        """Return the role of all stages that are left; None if they have several, or one is on a CPU slot."""
         roles = {self._role_of(task, stage) for stage, _ in task.job.left.pieces}
         return roles.pop() if len(roles) == 1 else None
 
@@ -222,7 +222,7 @@ class Dispatch:
         return optimal_batch(stage, task.job.request, self.costs, self._profile(task).footprint.room_bytes)
 
     def _launch(self, tasks: Sequence[Task], what: str) -> Launch:
-        """What happens to the tasks is said in words."""
+        """Return the launch of tasks; `what` says in words what happens to them."""
         job = tasks[0].job
         num_others = len(tasks) - 1
         why = f"{what}, in one batch with {num_others} more" if num_others else explain(job, what, self.now_ns)
@@ -231,7 +231,7 @@ class Dispatch:
         return Launch(ids, job.request, job.left, self.costs, why, room_bytes)
 
     def _start(self, task: Task, group: Group, launch: Launch) -> None:
-        """All up to a chunk of steps; and what comes after the steps, if these are the last and the group is for it."""
+        """Start all up to a chunk of steps; and all after the steps, if these are the last and the group is for it."""
         if launch.role is Role.E:
             launch.run(Role.E, group)
         if launch.role is Role.D:
@@ -256,7 +256,7 @@ class Dispatch:
         return True
 
     def _auxiliary_group(self, task: Task, role: Role) -> Group | None:
-        """The auxiliaries for a role that are free first; None if there are not enough."""
+        """Return the auxiliaries for a role that are free first; None if there are not enough."""
         width = self._width(task, role)
         return self.devices.earliest(self._auxiliary(task, role), width, self._is_kept) if width else None
 
@@ -264,7 +264,7 @@ class Dispatch:
         return Pool(self.layout.part_of(task.job.request.pipeline), PlacementType(role.value))
 
     def _width(self, task: Task, role: Role) -> int:
-        """The widest degree at which a role fits on auxiliaries of a node, up to the optimal one; 0 if there is none.
+        """Return the widest degree up to the optimal one at which a role fits on auxiliaries of a node; 0 if none.
 
         Without awareness of stages, a decode gets as many as the steps had, or as many as a node has.
         """
@@ -280,7 +280,7 @@ class Dispatch:
         return self.profiles.of(task.job.request, self.costs)
 
     def _pieces(self, tasks: Sequence[Task], role: Role, degree: int) -> list[tuple[int, int]]:
-        """Of each stage of a role that is left, its degree on a group of this width, and its time; of a batch, on 1."""
+        """Return the degree and time of each remaining stage of a role on a group of this width; of a batch, on 1."""
         task = tasks[0]
         request = task.job.request
         found = []
@@ -296,7 +296,7 @@ class Dispatch:
         return found
 
     def _ordered(self, launch: Launch) -> list[Start]:
-        """The starts, with what their devices drop first."""
+        """Return the starts, with what their devices drop first."""
         if self.layout.is_colocated:
             return launch.starts
         return [

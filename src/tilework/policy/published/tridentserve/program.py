@@ -29,7 +29,7 @@ class PoolOption(Option):
 
 
 Capacities = Mapping[Pool, int]
-"""How many devices each pool has free."""
+"""Number of free devices of each pool."""
 
 Solver = Callable[[Sequence[Sequence[PoolOption]], Capacities], Sequence[int | None]]
 """Returns the index of each group's option, or None."""
@@ -87,7 +87,7 @@ def _refill(groups: Sequence[Sequence[PoolOption]], chosen: list[int | None], po
 
 
 def shortest_first(groups: Sequence[Sequence[PoolOption]], capacities: Capacities) -> list[int | None]:
-    """The requests that take the least time first, each at the widest option of the first pool that has room for it.
+    """Choose the shortest requests first, each at the widest option of the first pool that has room for it.
 
     Values are ignored; equal times go by the order of `groups`. Source: TridentServe §8.4, "wo-scheduler".
     """
