@@ -199,7 +199,9 @@ class DeadlineBelady(DeadlineLeastRecentlyUsed):
     """
 
     _requests: Sequence[Request] | None = field(default=None, init=False)
-    _asked_ns: dict[Component, list[int]] | None = field(default=None, init=False)  # When each is asked for, ascending.
+    _asked_ns: dict[Component, list[int]] | None = field(
+        default=None, init=False
+    )  # Times of requests for each, ascending.
 
     def foresee(self, requests: Sequence[Request]) -> None:
         self._requests = requests

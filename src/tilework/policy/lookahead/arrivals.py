@@ -23,7 +23,7 @@ from tilework.core.request import RequestClass
 from tilework.core.time import NS_PER_S
 from tilework.policy.toolkit.known_demands import ByClass
 
-_WEIGHT = 0.1  # Of the latest gap in the mean.
+_WEIGHT = 0.1  # Share of the latest gap in the mean.
 _MOST_CLASSES = 256
 
 
@@ -109,7 +109,9 @@ class Rationing:
 
     _asked: ByClass[RequestClass, _Asked] = field(default_factory=partial(ByClass, _MOST_CLASSES))
     _first_ns: int | None = None
-    _shares: dict[RequestClass, float] = field(default_factory=dict)  # Those of `_moment`, if none was counted since.
+    _shares: dict[RequestClass, float] = field(
+        default_factory=dict
+    )  # Shares at `_moment`, if no request was counted since.
     _moment: tuple[int, int] | None = None  # A time, and how many devices there are.
 
     def add(self, key: RequestClass, now_ns: int, device_ns: float, weight: float) -> None:

@@ -18,7 +18,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_stage, start_steps, steps_in_chunk
 
-LEAST_SAVED = 0.1  # Of the time of a run apart. With less saved, requests that come later lose more than these gain.
+LEAST_SAVED = 0.1  # Share of a run apart. With less saved, requests that come later lose more than these gain.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Member:
         head_ns = forecast.head_ns if left.num_steps_left and left.stage != left.stepped else 0.0
         num_steps = left.num_steps
         tail_ns = forecast.tail_ns
-        tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Of later stages with steps.
+        tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Later stages with steps.
         return Member(job, forecast, head_ns, num_steps, tail_ns, due_ns)
 
     @property

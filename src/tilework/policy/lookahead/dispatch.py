@@ -39,7 +39,7 @@ class Dispatch:
     _node: NodeJobs = field(init=False)
     _result: RolloutResult = field(init=False)
     _allocator: Allocator = field(init=False)
-    _ends_ns: dict[int, float] = field(default_factory=dict, init=False)  # Of the jobs that begin now, by device.
+    _ends_ns: dict[int, float] = field(default_factory=dict, init=False)  # Ends of the jobs that begin now, by device.
 
     @property
     def left(self) -> list[DeviceView]:

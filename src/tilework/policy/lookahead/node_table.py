@@ -73,7 +73,7 @@ class NodeTable:
         changed = {device.pool for device in self._changes.among(self.devices)}
         self.changed |= changed
         if view.needs_loads and len(self.by_host) < len(self.by_node):
-            # What pools of a host load and read ahead depends on each other.
+            # The pools of a host depend on each other in what they load and read ahead.
             hosts = {self.by_node[number][0].node for number in self.changed}
             self.changed.update(number for host in hosts for number in self.by_host[host])
         self._free_ns = {}
@@ -114,7 +114,7 @@ class NodeTable:
         """Return the next time at which a node counts as changed, whatever happens until then; None without one."""
         return ceil(min(self._wake_ns.values())) if self._wake_ns else None
 
-    # Which node serves a job.
+    # The node that serves a job.
 
     def serves(self, number: int, within: Within) -> bool:
         """Return whether devices of a node may run what only those `within` may; then all of them may."""

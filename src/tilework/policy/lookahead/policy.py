@@ -30,7 +30,7 @@ from tilework.policy.toolkit.order import DeadlinePolicy
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
 _MOST_DECIDED = 4096
-_GRACE = 0.5  # Of the shortest time that a request takes alone.
+_GRACE = 0.5  # Share of the shortest time that a request takes alone.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LookaheadPolicy(DeadlinePolicy):
 
     keeps_pools: ClassVar[bool] = True
 
-    chunk_ns: int = 200 * NS_PER_MS  # How often it decides for a device: a decision takes as long for any model.
+    chunk_ns: int = 200 * NS_PER_MS  # Time between decisions for a device: one takes as long for any model.
     patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
     _alone_ns: ByClass[RequestClass, int] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
@@ -56,9 +56,11 @@ class LookaheadPolicy(DeadlinePolicy):
     _preloading: Preloading = field(default_factory=Preloading, init=False)
     _reading: Reading = field(default_factory=Reading, init=False)
     _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
-    _decided: dict[int, bool] = field(default_factory=dict, init=False)  # Whether each job is to be on time.
+    _decided: dict[int, bool] = field(default_factory=dict, init=False)  # True for a job that is to be on time.
     _table: NodeTable | None = field(default=None, init=False)
-    _latest: dict[int, Selection] = field(default_factory=dict, init=False)  # Of each node, from its latest plan.
+    _latest: dict[int, Selection] = field(
+        default_factory=dict, init=False
+    )  # Selection of each node in its latest plan.
     _unused: Sequence[DeviceView] | None = field(default=None, init=False)  # Devices before the first request.
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:

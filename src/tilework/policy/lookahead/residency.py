@@ -53,7 +53,7 @@ class ComponentRates:
     num_requests: int = 0
     _first_ns: int | None = None
     _last_ns: int = -1
-    _uids: set[str] = field(default_factory=set)  # Of requests that came at `_last_ns`.
+    _uids: set[str] = field(default_factory=set)  # Uids of requests that came at `_last_ns`.
 
     def add(self, request: Request, costs: CostModel) -> bool:
         """Count a request once, however often it is added before the next one; returns whether it was counted now."""
@@ -99,7 +99,7 @@ class ComponentRates:
             return 0.0
         now = self._decayed(asked, now_ns)
         span_ns = max(RECENT_NS, now_ns - self._first_ns)
-        usual_s = USUAL_NS * (1 - exp(-span_ns / USUAL_NS)) / NS_PER_S  # What it would be if one came per second.
+        usual_s = USUAL_NS * (1 - exp(-span_ns / USUAL_NS)) / NS_PER_S  # The mean if one came per second.
         return _RECENT * now.recent / (RECENT_NS / NS_PER_S) + (1 - _RECENT) * now.usual / usual_s
 
     def _decayed(self, asked: _Asked, now_ns: int) -> _Asked:
@@ -241,7 +241,7 @@ class Preloading:
     weights for the activations of a large decode has them again as soon as it is idle.
     """
 
-    _refused: dict[int, _State] = field(default_factory=dict)  # By pool: the latest state in which no load paid.
+    _refused: dict[int, _State] = field(default_factory=dict)  # The latest state in which no load paid, by pool.
 
     def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> list[Preload]:
         """Return the load that saves most for its time, on one of the idle devices of a node; none if none pays.
@@ -314,7 +314,7 @@ class Reading:
     need, a read pays by the rule of `Preloading`.
     """
 
-    _refused: dict[int, _State] = field(default_factory=dict)  # By node: the latest state in which no read paid.
+    _refused: dict[int, _State] = field(default_factory=dict)  # The latest state in which no read paid, by node.
 
     def best(self, eviction: Eviction, node: int, waiting: Sequence[JobView]) -> list[ReadAhead]:
         """Return the next read of a host, if it can read now; `waiting` are the jobs that wait on its node."""

@@ -43,8 +43,8 @@ class Selection:
     sharing: StepSharing = field(init=False)
     wake_ns: float = field(default=inf, init=False)
     _chosen: ServiceOrder | None = field(default=None, init=False)
-    _num_needed: int | None = field(default=None, init=False)  # By `_chosen`, once it was asked for.
-    _stays: bool = field(default=False, init=False)  # Whether a further job changes no claim of `_chosen` and no batch.
+    _num_needed: int | None = field(default=None, init=False)  # Number by `_chosen`, once it was asked for.
+    _stays: bool = field(default=False, init=False)  # True if a further job changes no claim and no batch.
 
     _ends_ns: dict[int, float] | None = field(default=None, init=False)
     _costs: dict[JobForecast, float] = field(default_factory=dict, init=False)  # Each is asked for again and again.

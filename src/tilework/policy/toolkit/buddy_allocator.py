@@ -28,8 +28,8 @@ class Allocator:
         self._free: list[set[int]] = [set(devices) for devices in nodes]
         self._room = {device_id: index for index, free in enumerate(self._free) for device_id in free}
         self._num_free = len(self._room)
-        self._holes, self._nodes = _Shelves(), _Shelves()  # By their lowest devices, which name them.
-        self._names: list[list[int]] = [[] for _ in self._free]  # Of the holes of each node as of the last `_tidy`.
+        self._holes, self._nodes = _Shelves(), _Shelves()  # Named by their lowest devices.
+        self._names: list[list[int]] = [[] for _ in self._free]  # The holes of each node as of the last `_tidy`.
         self._changed = set(range(len(self._free)))
 
     def num_free(self) -> int:
@@ -98,7 +98,7 @@ class Allocator:
             if names:
                 self._nodes.remove(names[0])
             self._names[index] = names = []
-            end = -1  # Of the latest hole.
+            end = -1  # The end of the latest hole.
             for device_id in sorted(free):
                 if device_id >= end:
                     width = _buddy_width(free, device_id, 1)

@@ -106,7 +106,7 @@ class Partition(ArrivalOrdered):
             self._groups = {}
             self._divided_at = ()
 
-    # Which request is served where.
+    # The request that a group serves next.
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         if not any(has_room(device) for device in view.devices):
@@ -154,7 +154,7 @@ class Partition(ArrivalOrdered):
         wider = (bucket for bucket in sorted(queues) if queues[bucket] and bucket > cluster.buckets[-1])
         return next(wider, None) if self.borrows else None
 
-    # How devices are divided.
+    # The division of the devices.
 
     def _count(self, job: JobView, costs: CostModel) -> None:
         """Count a request when its first stage begins."""

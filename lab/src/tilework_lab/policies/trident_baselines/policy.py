@@ -114,7 +114,7 @@ class TridentBaseline(ArrivalOrdered):
     _routes: ByClass[tuple[RequestClass, Role], Route] = field(
         default_factory=partial(ByClass, _MOST_ROUTES), init=False
     )
-    _jobs: dict[int, tuple[int, Route]] = field(default_factory=dict, init=False)  # By id: its progress, and its route.
+    _jobs: dict[int, tuple[int, Route]] = field(default_factory=dict, init=False)  # Progress and route of a job, by id.
     _num_waiting: int = field(default=0, init=False)
     _held: dict[int, Group] = field(default_factory=dict, init=False)
 

@@ -64,7 +64,7 @@ class OnePieceDispatch(ArrivalOrdered):
     _manager: NodeManager = field(init=False)
     _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
     _num_waiting: int = field(default=0, init=False)
-    _hops: dict[int, tuple[int, Group]] = field(default_factory=dict, init=False)  # By id: position, and instance.
+    _hops: dict[int, tuple[int, Group]] = field(default_factory=dict, init=False)  # Position and instance of a job.
     _turns: Counter[Service] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:

@@ -58,15 +58,17 @@ class NodeManager:
     _devices: Sequence[DeviceView] = field(default=_NO_DEVICES, init=False)
     _of_device: dict[int, Group] = field(default_factory=dict, init=False)
     _occasion: tuple[int, int] = field(default=(0, 0), init=False)
-    _is_cut: bool = field(default=False, init=False)  # Whether the latest look cut the devices anew.
-    _has_lost: bool = field(default=False, init=False)  # Whether a service has gone since the latest update.
-    _was_for: dict[int, Service | None] = field(default_factory=dict, init=False)  # By device, as of the latest cut.
+    _is_cut: bool = field(default=False, init=False)  # True if the latest look cut the devices anew.
+    _has_lost: bool = field(default=False, init=False)  # True if a service has gone since the latest update.
+    _was_for: dict[int, Service | None] = field(
+        default_factory=dict, init=False
+    )  # Services at the latest cut, by device.
     _told: dict[Group, Service | None] = field(default_factory=dict, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)  # Why instances have changed since they were told.
     _news: NewPlacement | None = field(default=None, init=False)
     _waiting: Counter[Service] = field(default_factory=Counter, init=False)
     _since_ns: int | None = field(default=None, init=False)  # The begin of this window.
-    _has_tried: bool = field(default=False, init=False)  # Whether a window has ended.
+    _has_tried: bool = field(default=False, init=False)  # True if a window has ended.
     _looked_ns: int = field(default=0, init=False)
     _noted_ns: int = field(default=0, init=False)
     _num_changes: dict[int, int] = field(default_factory=dict, init=False)

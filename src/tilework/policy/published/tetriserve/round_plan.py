@@ -78,7 +78,7 @@ class Round:
         return num_rounds * max(self.round_ns, step_ns) + last_ns + task.tail_ns
 
 
-_LEAST_SAVING = 0.1  # Of a step's time: with less, requests that come later lose more than these gain.
+_LEAST_SAVING = 0.1  # Share of a step's time: with less, requests that come later lose more than these gain.
 
 
 @dataclass(slots=True, eq=False)

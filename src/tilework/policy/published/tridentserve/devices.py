@@ -24,7 +24,9 @@ class Devices:
     up: OpenDevices
     layout: Layout
     closed: Collection[int] = ()
-    _queued_ns: dict[int, int] = field(init=False, default_factory=dict)  # When devices are free that got a stage.
+    _queued_ns: dict[int, int] = field(
+        init=False, default_factory=dict
+    )  # Times at which devices that got a stage are free.
     _open: dict[Pool, Allocator] = field(init=False)
     _kept: set[int] = field(init=False, default_factory=set)
 

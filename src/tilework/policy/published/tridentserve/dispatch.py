@@ -50,8 +50,8 @@ class Dispatch:
     batches: bool
     starts: list[Start] = field(default_factory=list)
     runs: list[PoolRun] = field(default_factory=list)
-    _encodes: dict[_EncodeKey, list[Task]] = field(default_factory=dict)  # On auxiliaries, not queued yet.
-    _keeps: dict[int, bool] = field(default_factory=dict)  # What `_is_kept` has found of jobs.
+    _encodes: dict[_EncodeKey, list[Task]] = field(default_factory=dict)  # Tasks for auxiliaries, not queued yet.
+    _keeps: dict[int, bool] = field(default_factory=dict)  # Findings of `_is_kept`, by job.
 
     @property
     def layout(self) -> Layout:

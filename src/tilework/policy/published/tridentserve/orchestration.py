@@ -173,7 +173,7 @@ class Orchestration:
             self.layout = Layout(rows, {one: pool for one, pool in pools.items() if pool is not None})
         return True
 
-    # When.
+    # The occasions.
 
     def _first_due_ns(self, first_ns: int) -> int:
         return first_ns + self.monitor.window_ns // _FIRST_PER_WINDOW
@@ -264,7 +264,7 @@ class Orchestration:
                 found[replica.primary] += 1
         return found
 
-    # What.
+    # The next layout.
 
     def _derive(
         self, costs: CostModel, reason: str, waiting: Sequence[Request], now_ns: int, *, is_switch: bool = False
