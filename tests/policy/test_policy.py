@@ -25,8 +25,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.published.edf import EarliestDeadlineFirst
 from tilework.policy.published.fixed import FixedDegree
 from tilework.policy.registry import policy_names
-from tilework.policy.toolkit.fixed_groups import LanePlan
-from tilework.policy.toolkit.open_devices import Lane
+from tilework.policy.toolkit.fixed_groups import Lane, LanePlan
 
 COSTS = TableCosts(table())
 WIDE_COSTS = TableCosts(table(degrees=(1, 2, 4)))

@@ -1,4 +1,4 @@
-"""Placements of the baselines: all stages everywhere, and pools by role."""
+"""Pools of devices by role, of the baselines of TridentServe."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placements import even_nodes, nodes_of
+from placements import even_nodes
 from tilework.policy.placement.roles import Role
-from tilework.policy.placement.static import colocated, disaggregated, pool_sizes
+from tilework_lab.policies.trident_baselines.layout import disaggregated, pool_sizes
 
 E, D, C = Role
-
-
-def test_colocated() -> None:
-    assert str(colocated(nodes_of((3, 2)))) == "5 EDC"
 
 
 def test_disaggregated_fills_whole_nodes_with_one_role() -> None:

@@ -9,7 +9,7 @@ import pytest
 from builders import shipped, simulate
 from tilework.core.request import OnMiss, Request, RequestClass, Shape, cost_key
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.policy.lookahead.rationing import Rationing
+from tilework.policy.lookahead.arrivals import Rationing
 
 SMALL, LARGE = 1.0, 10.0  # Device time, in seconds.
 
