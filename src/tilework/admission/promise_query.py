@@ -150,7 +150,8 @@ class PromiseQuery:
 
         After six deadlines that are not worth their price, the next one is returned without that check.
         """
-        due_ns, blocks = at_least_ns, {self.blocks[0], min(self.blocks, key=_run_ns)}
+        due_ns = at_least_ns
+        blocks = dict.fromkeys((self.blocks[0], min(self.blocks, key=_run_ns)))  # A set would decide their order anew.
         for _ in range(_MOST_TRIED):
             due_ns = min(self.reservations.earliest_ns(block, due_ns, self._within) for block in blocks)
             against = self._against(due_ns)
