@@ -112,7 +112,12 @@ def python_files() -> tuple[Path, ...]:
 
 def pages() -> list[Path]:
     return sorted(
-        [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "README.md", ROOT / "tests" / "README.md"]
+        [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("docs/*.md"),
+            *ROOT.glob("lab/docs/*.md"),
+            *(ROOT / name / "README.md" for name in ("bench", "lab", "tests")),
+        ]
     )
 
 
