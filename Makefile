@@ -65,9 +65,9 @@ bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
 docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the score of classes
-	@$(BIN)/python -m tilework.server.api.record > examples.tmp
+	@$(BIN)/python tools/api_examples.py > examples.tmp
 	@mv examples.tmp src/tilework/server/api/examples.json
-	@$(BIN)/python -m tilework.server.api.reference > docs/api.md
+	@$(BIN)/python tools/api_reference.py > docs/api.md
 	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
 
 # What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables. The page of

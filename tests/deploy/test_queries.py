@@ -16,7 +16,7 @@ import debian
 from deploy.files import DEPLOY, ROOT, documents
 from deploy.promql import SERIES, read_by, strays
 from tilework.server.metrics.families import FAMILIES, OPEN_LABELS
-from tilework.server.metrics.page import tables
+from tools.metrics_table import tables
 
 DASHBOARD = ROOT / "src" / "tilework" / "data" / "grafana.json"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""All labels and metrics as two Markdown tables: `python -m tilework.server.metrics.page` prints them."""
+"""All labels and metrics as two Markdown tables: `python tools/metrics_table.py` prints them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilework.server.metrics.families import FAMILIES, OPEN_LABELS, Family, Labe
 
 
 def tables() -> Iterator[str]:
-    """Return the lines of the tables of labels and of metrics."""
+    """Yield the lines of the tables: labels, then metrics."""
     yield from ("| label | values |", "|---|---|")
     yield from (f"| `{label.name}` | {label.text} |" for label in OPEN_LABELS)
     yield from ("", "| name | type | labels | meaning |", "|---|---|---|---|")

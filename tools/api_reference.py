@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page to read: `python -m tilework.server.api.reference` prints docs/api.md."""
+"""The OpenAPI document as a page to read: `python tools/api_reference.py` prints docs/api.md."""
 
 from __future__ import annotations
 
