@@ -68,7 +68,7 @@ Adapter = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:CLASS",
-        help="Serves the model in place of the usual adapter: a pipeline of your own (docs/new_models.md), or an "
+        help="Serves the model in place of the usual adapter: a pipeline of your own (docs/models.md), or an "
         "adapter, for example with one more stage (docs/change.md).",
     ),
 ]
