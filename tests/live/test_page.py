@@ -28,11 +28,11 @@ from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, serving
 from live.pages import MODELLED, live_server, opened
 from server.picture_files import plain
 from stages import DIFFUSE, stage_of
-from tilework.control.driver.result import Ending
 from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.model import NotServed
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire.reports import Ending
 from tilework.core.wire.spec import VideoFormat
 from tilework.core.work import Group, Work
 from tilework.cost.table_file import table_json

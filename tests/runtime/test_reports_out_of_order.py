@@ -7,8 +7,8 @@ import asyncio
 import tiny
 from builders import controller, request
 from stages import DECODE, DIFFUSE, stage_of
-from tilework.control.driver.result import Ending, WorkResult
-from tilework.core.wire.reports import Ended
+from tilework.control.driver.result import WorkResult
+from tilework.core.wire.reports import Ended, Ending
 from tilework.core.wire.spec import Image
 from tilework.core.work import Group, Work
 from tilework.runtime.observer import Observer

@@ -10,8 +10,9 @@ import pytest
 
 from builders import PIPELINE, request, table
 from stages import DECODE, DIFFUSE, stage_of
-from tilework.control.driver.result import Ending, WorkResult
+from tilework.control.driver.result import WorkResult
 from tilework.core.time import NS_PER_S
+from tilework.core.wire.reports import Ending
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.runtime.observer import Observer

@@ -24,10 +24,10 @@ import clock
 from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, Served, serving
 from stages import DIFFUSE, stage_of
-from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire.reports import Ending
 from tilework.core.work import Group, Work
 from tilework.runtime.observer import EndedWork, Observer, Observers
 from tilework.runtime.ticket import Outcome, Ticket

@@ -21,7 +21,7 @@ from tilework.core.request import Status
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Execute
 from tilework.core.wire.node_blobs import BlobsFetched, FetchBlobs
-from tilework.core.wire.reports import Ended, Progress
+from tilework.core.wire.reports import Ended, Ending, Progress
 from tilework.core.wire.spec import Image
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.nodes.executor import NodesExecutor
@@ -76,7 +76,7 @@ class Agent:
         """The right report on a work."""
         now_ns = time.monotonic_ns()
         if command.revoked:
-            return Ended(command.work_id, now_ns, now_ns, 0, stopped=True)
+            return Ended(command.work_id, now_ns, now_ns, 0, ending=Ending.STOPPED)
         job_ids = [job_id for job_id, _ in command.members]
         ended = Ended(command.work_id, now_ns, now_ns, command.num_steps)
         if command.stage == LAST:

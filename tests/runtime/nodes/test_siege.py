@@ -26,6 +26,7 @@ from tilework.core.wire.reports import (
     CardReading,
     DeviceReading,
     Ended,
+    Ending,
     Failed,
     Loaded,
     LoraAdded,
@@ -92,6 +93,8 @@ OF_DEVICES: dict[str, Nonsense] = {
     "a work of tomorrow": lambda right, _: replace(
         right, start_ns=right.start_ns + 10**14, end_ns=right.end_ns + 10**14
     ),
+    "a failure without a reason": ended(ending=Ending.FAILED),
+    "a loss that the lost device reports": ended(ending=Ending.LOST),
     "an end without a result": ended(blobs={}),
     "a state of a foreign job": ended(blobs={999: StateBlob("a", 1)}),
     "states of two jobs": blobs("a", "b"),

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import NamedTuple
 
-from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request, Status
+from tilework.core.wire.reports import Ending
 from tilework.core.work import Group, Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
