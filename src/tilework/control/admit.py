@@ -134,11 +134,12 @@ class Admit:
 
     def _enter(self, request: Request, answer: Admitted, index: int, position: int = 0) -> _Entered:
         promise, former = answer.promise, dict[int, Block]()
-        for job_id, block in promise.others.items() if promise is not None else ():
-            job = self._tracker.jobs[job_id]
-            assert job.promised is not None
-            former[job_id] = job.promised
-            self._tracker.reserve(job, block.demand.width, block.devices, block.slot)
+        if promise is not None:
+            for job_id in promise.others:
+                block = self._tracker.jobs[job_id].promised
+                assert block is not None
+                former[job_id] = block
+            self._tracker.reserve_all(promise.others)
         delay_ns = self._tracker.delay_ns(request)
         job = Job(
             job_id=self._next_job_id + index,
@@ -157,8 +158,7 @@ class Admit:
     def _take_back(self, entered: Sequence[_Entered]) -> None:
         for job, former in reversed(entered):
             self._tracker.remove_job(job)
-            for job_id, block in former.items():
-                self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices, block.slot)
+            self._tracker.reserve_all(former)
 
     def _reject(
         self, requests: Sequence[Request], index: int, answer: Reject, now_ns: int, budget: SearchBudget
