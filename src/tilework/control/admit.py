@@ -68,6 +68,8 @@ class Admit:
             accepts.append(_accept(entered[-1].job, answer.why, uses_cache=uses_cache))
             accepts += self._stop(answer.promise)
         self._next_job_id += len(entered)
+        for one in entered:  # Not before all are accepted: the heap of times to look cannot take a job back.
+            self._expiry.watch(one.job)
         if any(one.job.promised is not None for one in entered):
             self._guard.recheck()
         return accepts
@@ -94,6 +96,7 @@ class Admit:
             answer = replace(answer, demand=self._policy.demand(chosen, left, self._costs))
         job = self._enter(chosen, answer, 0, position).job
         self._next_job_id += 1
+        self._expiry.watch(job)
         self._guard.recheck()
         why = f"it had been accepted before; {answer.why}"
         return [_accept(job, why, uses_cache=chosen.cache != request.cache)]
@@ -152,7 +155,6 @@ class Admit:
             done=self._costs.start(request).itinerary.at[position],
         )
         self._tracker.add_job(job)
-        self._expiry.watch(job)
         return _Entered(job, former)
 
     def _take_back(self, entered: Sequence[_Entered]) -> None:
