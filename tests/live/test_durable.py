@@ -221,4 +221,4 @@ def first_steps(log: list[Entry]) -> dict[str, int]:
     actions = [action for entry in log for action in entry.actions]
     uids = {action.job_id: action.uid for action in actions if isinstance(action, Accept)}
     works = [action.work for action in actions if isinstance(action, RunWork) and action.work.stage.name == DIFFUSE]
-    return {uids[work.job_ids[0]]: work.first_steps[0] for work in reversed(works)}
+    return {uids[work.job_ids[0]]: work.members[0].first_step for work in reversed(works)}

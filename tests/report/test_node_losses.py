@@ -16,7 +16,7 @@ from tilework.control.log import Header
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 
 STEPS = 10
 LOST_NS = 5 * NS_PER_S
@@ -33,10 +33,7 @@ def work(number: int, job_id: int, first: int, count: int, on: int, span_s: tupl
     made = Work(
         work_id=number,
         stage=stage_of("toy", DIFFUSE),
-        job_ids=(job_id,),
-        attempts=(0,),
-        positions=(1 + first,),
-        first_steps=(first,),
+        members=(Member(job_id, 0, 1 + first, first),),
         devices=(on,),
         num_steps=count,
         why="",

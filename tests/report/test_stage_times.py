@@ -14,7 +14,7 @@ from tilework.control.history import History, PastRequest, PastWork
 from tilework.control.log import Header
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.report.pages.stage_times import StageTime, stage_times_sentence, stage_times_table
 
 TABLE = table(step_s=0.1, decode_s=0.2)
@@ -25,10 +25,7 @@ def work(stage: str, run_s: float | None, *, steps: int = 1, job_ids: tuple[int,
     made = Work(
         work_id=1,
         stage=stage_of(PIPELINE, stage),
-        job_ids=job_ids,
-        attempts=(0,) * len(job_ids),
-        positions=(1,) * len(job_ids),
-        first_steps=(0,) * len(job_ids),
+        members=tuple(Member(job_id, 0, 1, 0) for job_id in job_ids),
         devices=(0,),
         num_steps=steps,
         why="",

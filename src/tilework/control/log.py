@@ -26,6 +26,7 @@ from tilework.core.cache import CacheChoice
 from tilework.core.events import Event, ModelServed
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import UsedLora
+from tilework.core.work import Member, Work
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
@@ -315,6 +316,8 @@ def _load(text: str, line: int) -> dict[str, Any]:
 
 _EVENTS: dict[str, type] = {event.__name__: event for event in get_args(Event)}
 _ACTIONS: dict[str, type] = {action.__name__: action for action in get_args(Action)}
+_MEMBER_LISTS = tuple(f"{name}s" for name in Member._fields)
+"""Names of the lists in which the log has the members of a work: their job ids, their attempts and so on."""
 
 
 def _plain(value: Any) -> Any:
@@ -323,7 +326,18 @@ def _plain(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, Stage):
         return str(value)
+    if isinstance(value, Work):
+        return _plain_work(value)
     return _given(value)
+
+
+def _plain_work(work: Work) -> dict[str, Any]:
+    """Return the fields of a work, with a list for each field of its members in the place of these."""
+    lists = {name: [one[place] for one in work.members] for place, name in enumerate(_MEMBER_LISTS)}
+    plain: dict[str, Any] = {}
+    for name, one in _given(work).items():
+        plain |= lists if name == "members" else {name: one}
+    return plain
 
 
 def _given(value: Any) -> dict[str, Any]:
@@ -356,6 +370,8 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
         return tuple(_from_plain(item, kind, stages) for item, kind in zip(plain, arguments, strict=True))
     if origin in (tuple, frozenset):
         return origin(_from_plain(item, arguments[0], stages) for item in plain)
+    if cls is Member:
+        return Member(*(_from_plain(number, int, stages) for number in plain))
     if isinstance(cls, EnumType):
         return cls(plain)
     if cls in (int, float, str, bool):
@@ -363,6 +379,8 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
             raise TypeError(f"{plain!r} is not of type {cls.__name__}")
         return plain
     hints = _hints(cls)
+    if cls is Work:
+        plain = plain | {"members": zip(*(plain[name] for name in _MEMBER_LISTS), strict=True)}
     return cls(**{name: _from_plain(plain[name], hint, stages) for name, hint in hints.items() if name in plain})
 
 

@@ -150,6 +150,6 @@ class WorkRecorder:
 def _first_steps(work: Work | None, members: Collection[int]) -> Iterator[tuple[int, int]]:
     """Yield these members of a work, each with the steps that it had made before."""
     if work is not None:
-        for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
-            if job_id in members:
-                yield job_id, first_step
+        for one in work.members:
+            if one.job_id in members:
+                yield one.job_id, one.first_step

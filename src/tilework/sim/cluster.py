@@ -297,7 +297,7 @@ class Cluster:
             return dict.fromkeys(move.targets, 0)
         job = self._controller.tracker.jobs[move.job_id]
         work = next(work for work in job.works if self._core.work(work.work_id) is None)
-        progress = job.committed.itinerary.at[dict(work.members)[move.job_id]]
+        progress = job.committed.itinerary.at[work.member(move.job_id).position]
         node = self._layout.node(move.source[0])
         return {
             target: 0

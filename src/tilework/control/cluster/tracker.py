@@ -32,10 +32,11 @@ from tilework.core.interfaces import (
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, START_MARGINS
-from tilework.core.work import Group, Start, Work
+from tilework.core.work import Group, Member, Start, Work
 
 NO_COMPONENTS = Memory()
 NO_JOB = -1
+_NO_MEMBER = (Member(NO_JOB, 0, 0, 0),)
 _MEASURED = Stage("", "measure", StageSpec(name="measure"))
 
 
@@ -454,10 +455,9 @@ class Tracker:
         work = Work(
             work_id=self.next_work_id,
             stage=start.stage,
-            job_ids=start.job_ids,
-            attempts=tuple([job.attempt for job in jobs]),
-            positions=tuple([job.committed.position for job in jobs]),
-            first_steps=tuple([job.committed.num_steps_done for job in jobs]),
+            members=tuple(
+                [Member(one.job_id, one.attempt, one.committed.position, one.committed.num_steps_done) for one in jobs]
+            ),
             devices=start.devices,
             num_steps=start.num_steps,
             why=start.why,
@@ -508,10 +508,7 @@ class Tracker:
         return Work(
             work_id=self.next_work_id - 1,
             stage=_MEASURED,
-            job_ids=(NO_JOB,),
-            attempts=(0,),
-            positions=(0,),
-            first_steps=(0,),
+            members=_NO_MEMBER,
             devices=devices,
             num_steps=1,
             why="a model is measured",
@@ -567,9 +564,7 @@ class Tracker:
     def members(self, work: Work) -> list[Job]:
         """Return the jobs that a work still belongs to: neither ended nor in another attempt."""
         return [
-            job
-            for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)
-            if (job := self.jobs.get(job_id)) is not None and job.attempt == attempt
+            job for one in work.members if (job := self.jobs.get(one.job_id)) is not None and job.attempt == one.attempt
         ]
 
     def awaited(self, work: Work) -> Work | None:

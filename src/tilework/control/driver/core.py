@@ -314,10 +314,10 @@ class DriverCore:
     def _members(self, work: Work) -> dict[int, int]:
         """Return the jobs that a work still belongs to, each with its position before the work."""
         jobs, found = self._tracker.jobs, dict[int, int]()
-        for job_id, attempt, position in zip(work.job_ids, work.attempts, work.positions, strict=True):
-            job = jobs.get(job_id)
-            if job is not None and job.attempt == attempt:
-                found[job_id] = position
+        for one in work.members:
+            job = jobs.get(one.job_id)
+            if job is not None and job.attempt == one.attempt:
+                found[one.job_id] = one.position
         return found
 
     def _position(self, job_id: int) -> int:

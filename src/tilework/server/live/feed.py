@@ -146,4 +146,4 @@ class Feed(Observer):
 
 def _tile(work: Work, numbers: tuple[int, ...], steps: int, start_ns: int, end_ns: int, ending: str) -> Tile:
     steps = steps if work.stage.has_steps else 0
-    return Tile(start_ns, end_ns, work.devices, work.stage.name, numbers, work.first_steps[0], steps, ending)
+    return Tile(start_ns, end_ns, work.devices, work.stage.name, numbers, work.members[0].first_step, steps, ending)
