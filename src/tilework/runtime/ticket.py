@@ -32,7 +32,7 @@ class Wanted:
 
     def request(self, info: ModelInfo | None) -> Request:
         """Return the request for scheduling. Without `info` the model is not served, and it is never scheduled."""
-        spec, terms = self.spec, self.terms
+        spec = self.spec
         return Request(
             uid=self.uid,
             pipeline=self.model if info is None else info.name,
@@ -49,13 +49,7 @@ class Wanted:
             result=spec.result,
             cache=spec.cache,
             spare_cache=spec.spare_cache,
-            on_miss=terms.on_miss,
-            tenant=terms.tenant,
-            priority=terms.priority,
-            weight=terms.weight,
-            tenant_weight=terms.tenant_weight,
-            room=terms.room,
-            promise_share=terms.promise_share,
+            **self.terms.as_fields,
         )
 
 
