@@ -12,7 +12,7 @@ from stages import DIFFUSE, stage_of
 from tilework.cli.views.node_losses import NodeLoss, node_losses
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import History, LostWork, PastDevice, PastRequest, PastWork
-from tilework.control.log import Header
+from tilework.control.log import LogHeader
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
@@ -63,7 +63,7 @@ def told(
     gone: Sequence[LostWork] = (),
     devices: Sequence[PastDevice] = (*UP, *NODE_1),
 ) -> tuple[NodeLoss, ...]:
-    header = Header(version="", config=ControllerConfig(), table=table())
+    header = LogHeader(version="", config=ControllerConfig(), table=table())
     history = History(
         header=header,
         end_ns=20 * NS_PER_S,

@@ -11,7 +11,7 @@ from stages import DECODE, DIFFUSE, stage_of
 from tilework.cli.views.stage_times import stage_times
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import History, PastRequest, PastWork
-from tilework.control.log import Header
+from tilework.control.log import LogHeader
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Member, Work
@@ -35,7 +35,7 @@ def work(stage: str, run_s: float | None, *, steps: int = 1, job_ids: tuple[int,
 
 
 def times(*works: PastWork, requests: tuple[Request, ...] = REQUESTS) -> tuple[StageTime, ...]:
-    header = Header(version="", config=ControllerConfig(), table=TABLE)
+    header = LogHeader(version="", config=ControllerConfig(), table=TABLE)
     past = tuple(PastRequest(request=one, job_id=job_id) for job_id, one in enumerate(requests))
     return stage_times(History(header=header, end_ns=NS_PER_S, works=works, requests=past))
 

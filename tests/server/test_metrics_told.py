@@ -23,7 +23,7 @@ from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceRead
 from tilework.core.work import Group, Member, NewPlacement, Work
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
-from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.runtime.ticket import Outcome, Ticket, WorkSegment
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.metrics.metrics import Metrics
 from tilework.sets.window import UseWindow
@@ -191,7 +191,7 @@ def ticket_of(one: Request, eta_s: float) -> Ticket:
 
 
 def outcome_of(status: Status, finished_s: float) -> Outcome:
-    segment = Segment(stage=DIFFUSE, devices=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
+    segment = WorkSegment(stage=DIFFUSE, devices=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
     finished_ns = ns_from_s(finished_s)
     return Outcome(uid="a", status=status, reason="", finished_ns=finished_ns, image=None, segments=(segment,))
 

@@ -57,7 +57,7 @@ class BadLog(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """One `handle` call; `text` is its line in the log."""
 
     line: int
@@ -68,7 +68,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class LogHeader:
     """The first line of a log, or of one of its segments.
 
     `devices` are up and `open` requests are open where a later segment begins; both are empty where a log begins. If it
@@ -124,7 +124,7 @@ def ignore(_text: str) -> None:
     """Ignore a warning."""
 
 
-def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[Header, Iterator[Entry]]:
+def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[LogHeader, Iterator[LogEntry]]:
     """Split a log, of one or more segments in order, into the header of the first and all entries.
 
     `warn` gets a text about what is left out: what is unknown in a header, and the last line if it was cut off while it
@@ -135,7 +135,7 @@ def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tupl
     return header, _entries(iterator, header.segment, _Stages(header.table), warn)
 
 
-def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) -> Header:
+def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) -> LogHeader:
     """Return the header in a document. Raises BadLog."""
     if "tilework_log" not in document:
         raise BadLog(f"line {line} is not the header of a log; give a file that `tilework serve --log` wrote")
@@ -148,7 +148,7 @@ def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) ->
     unknown = _Unknown()
     try:
         table = parse_table(document["cost_table"], unknown.table)
-        header = Header(
+        header = LogHeader(
             version=document["version"],
             config=_config(document["config"], unknown),
             table=table,
@@ -189,7 +189,7 @@ class _Unknown:
             warn(f"{place} is read without what is unknown in it: {self.texts[0]}{more}")
 
 
-def _entries(lines: Iterator[str], segment: int, stages: _Stages, warn: Callable[[str], None]) -> Iterator[Entry]:
+def _entries(lines: Iterator[str], segment: int, stages: _Stages, warn: Callable[[str], None]) -> Iterator[LogEntry]:
     now_ns = 0
     for line, text in enumerate(lines, start=2):
         try:
@@ -278,12 +278,12 @@ class _Stages:
         return self._by_text[text]
 
 
-def _entry(document: dict[str, Any], text: str, line: int, stages: _Stages, warn: Callable[[str], None]) -> Entry:
+def _entry(document: dict[str, Any], text: str, line: int, stages: _Stages, warn: Callable[[str], None]) -> LogEntry:
     try:
         event = _from_plain(document["event"], _EVENTS[document["event"]["is"]], stages)
         if isinstance(event, ModelServed):
             stages.add(served_table(event, f"line {line}", warn))
-        return Entry(
+        return LogEntry(
             line=line,
             now_ns=_from_plain(document["t"], int, stages),
             event=event,

@@ -21,8 +21,7 @@ from tilework.core.work import Work
 from tilework.runtime.models.costs import MEASURE_AGAIN
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.request_table import RequestTable
-from tilework.runtime.ticket import Preview as TicketPreview
-from tilework.runtime.ticket import Segment
+from tilework.runtime.ticket import TicketPreview, WorkSegment
 
 _log = logging.getLogger(__name__)
 _TELL_EVERY_NS = ns_from_s(3600)
@@ -101,8 +100,8 @@ class WorkRecorder:
                 saved = SavedState(index, before + report.steps_done, report.blobs[job_id])
                 self._keeper.keep(request.uid, saved)
 
-    def _segment(self, work: Work, report: Ended, load_ns: int, cache_use: CacheUse | None) -> Segment:
-        return Segment(
+    def _segment(self, work: Work, report: Ended, load_ns: int, cache_use: CacheUse | None) -> WorkSegment:
+        return WorkSegment(
             stage=work.stage.name,
             devices=work.devices,
             num_steps=report.steps_done if work.stage.has_steps else 0,

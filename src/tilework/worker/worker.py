@@ -38,7 +38,7 @@ from tilework.pipelines.serialization import BadState
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
 from tilework.worker.hardware import DeviceFailed, has_failed, memory_in_use
-from tilework.worker.jobs import Job, JobMissing, Jobs
+from tilework.worker.jobs import HeldJob, JobMissing, Jobs
 from tilework.worker.memory import Budget
 from tilework.worker.models.loads import Loads
 from tilework.worker.models.models import Models
@@ -273,7 +273,7 @@ class Worker:
         for job_id, position in command.members:
             if not position:
                 spec = command.specs[job_id]
-                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
+                self._jobs.put(job_id, HeldJob(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
 
     def _run(self, command: Execute) -> Ended:
         """Run a work: at once, or up to `num_steps` steps.

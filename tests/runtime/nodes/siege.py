@@ -25,7 +25,7 @@ from tilework.core.wire.reports import Ended, Ending, Progress
 from tilework.core.wire.spec import Image
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.nodes.executor import NodesExecutor
-from tilework.runtime.nodes.messages import Begin, Leave, Memory, Ping, Pong, node_codec
+from tilework.runtime.nodes.messages import BeginNode, Leave, NodeMemory, Ping, Pong, node_codec
 from tilework.runtime.ticket import Ticket
 from waiting import PATIENCE_S, until
 
@@ -54,8 +54,8 @@ class Agent:
             match message:
                 case Ping(sent_ns):
                     self.say(Pong(sent_ns, time.monotonic_ns()))
-                    self.say(Memory({"0": 1}, {}))
-                case Begin():
+                    self.say(NodeMemory({"0": 1}, {}))
+                case BeginNode():
                     self.say(started())
                 case FetchBlobs(fetch_id, blobs):
                     self.say(BlobsFetched(fetch_id, blobs, 7))

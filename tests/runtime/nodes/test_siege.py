@@ -39,7 +39,7 @@ from tilework.core.wire.reports import (
 from tilework.core.wire.spec import Image
 from tilework.runtime.nodes.messages import (
     THE_NODE,
-    Begin,
+    BeginNode,
     Changed,
     Leave,
     Leaving,
@@ -47,9 +47,9 @@ from tilework.runtime.nodes.messages import (
     Loading,
     LoadSpeeds,
     LoraRead,
-    Measured,
-    Memory,
+    ModelMeasured,
     ModelRead,
+    NodeMemory,
     Pong,
     StartFailed,
     WorkerJoined,
@@ -142,19 +142,19 @@ OF_THE_NODE: dict[str, object] = {
     "devices of another node that are left": WorkersLeft((0, 5)),
     "a fetch that was not asked": BlobsFetched(99, (), 1),
     "a read that was not asked": WeightsRead(99, True),
-    "memory of a worker without a number": Memory({"x": 1}, {}),
-    "memory of a worker of another node": Memory({"9": 1}, {}),
-    "memory of a cell that is none": Memory({"0.1": 1}, {}),
-    "memory of a number with a sign": Memory({"-1": 1}, {}),
-    "negative memory": Memory({"0": -1}, {}),
-    "a share that is no number": Memory({}, {"0": DeviceReading(card=CardReading(busy=math.nan), allocator=None)}),
+    "memory of a worker without a number": NodeMemory({"x": 1}, {}),
+    "memory of a worker of another node": NodeMemory({"9": 1}, {}),
+    "memory of a cell that is none": NodeMemory({"0.1": 1}, {}),
+    "memory of a number with a sign": NodeMemory({"-1": 1}, {}),
+    "negative memory": NodeMemory({"0": -1}, {}),
+    "a share that is no number": NodeMemory({}, {"0": DeviceReading(card=CardReading(busy=math.nan), allocator=None)}),
     "a pong without a ping": Pong(1, 1),
-    "rows that were not asked": Measured(()),
+    "rows that were not asked": ModelMeasured(()),
     "speeds that were not asked": LoadSpeeds({LoadSource.DISK: math.inf}),
     "a model that was not asked": ModelRead(error="?"),
     "a LoRA that was not asked": LoraRead(error="?"),
     "a change that was not asked": Changed(),
-    "a command to a node": Begin(
+    "a command to a node": BeginNode(
         node=0,
         silence_s=1.0,
         models=(),
@@ -338,7 +338,7 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
 
 
 _KINDS = [Progress, Preview, Ended, Failed, WeightsLoaded, WeightsRead, BlobsFetched, Links, Loading, LoadSpeeds]
-_KINDS += [Memory, Pong, WorkerJoined, WorkerLost, WorkersLeft, Leaving, Changed, StartFailed]
+_KINDS += [NodeMemory, Pong, WorkerJoined, WorkerLost, WorkersLeft, Leaving, Changed, StartFailed]
 
 
 @st.composite
