@@ -258,7 +258,7 @@ def assert_legal(
         assert all(first.end_ns <= second.start_ns for first, second in pairwise(runs_of_job))
         steps = [run for run in runs_of_job if run.work.stage.name == DIFFUSE]
         done = [sum(run.steps for run in steps[:index]) for index in range(len(steps))]
-        first = [run.work.first_steps[run.work.job_ids.index(ending.job_id)] for run in steps]
+        first = [run.work.member(ending.job_id).first_step for run in steps]
         assert first == done, "each step once, in order"
         if ending.status is Status.DONE:
             assert sum(run.steps for run in steps) == ending.request.steps

@@ -28,7 +28,7 @@ from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
-from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
+from tilework.runtime.ticket import Outcome, Ticket, TicketPreview, Wanted, WorkSegment
 from tilework.server.config import ServerConfig
 from tilework.server.main import Signals, serve
 from tilework.server.reload import Reread
@@ -356,7 +356,7 @@ class FakeEngine:
         if every and step % every == 0 and step < ticket.request.steps:
             frames = min(3, self.spec_of[uid].frames)
             pixels = b"".join(bytes((step, 0, 80 * frame)) * 64 for frame in range(frames))
-            ticket.show(Preview(step, Image(8, 8, pixels, frames)))
+            ticket.show(TicketPreview(step, Image(8, 8, pixels, frames)))
         ticket.progress(step)
 
     def finish(self, uid: str, plan: Plan | None = None) -> None:
@@ -385,7 +385,7 @@ class FakeEngine:
     ) -> None:
         start_ns, end_ns = ticket.request.arrival_ns, self.now_ns()
         devices = (0,) if ticket.request.exact else (0, 1)
-        segment = Segment(
+        segment = WorkSegment(
             stage="diffuse", devices=devices, num_steps=ticket.request.steps, start_ns=start_ns, end_ns=end_ns
         )
         outcome = Outcome(

@@ -90,7 +90,7 @@ class TimedController(Controller):
                 plan_ms=self._planning.ns / 1e6,
                 solve_ms=self.solving.ns / 1e6,
                 num_starts=len(works),
-                num_begun=sum(0 in work.positions for work in works),
+                num_begun=sum(any(not one.position for one in work.members) for work in works),
                 num_changes=sum(isinstance(action, LoadComponents | DropComponents) for action in actions),
                 placed=any(isinstance(action, Place) for action in actions),
                 num_jobs=self.num_jobs,

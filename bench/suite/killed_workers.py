@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from suite.case import CaseFailed
-from tilework.control.driver.result import Ending
 from tilework.core.actions import RunWork
 from tilework.core.model import ModelSource
 from tilework.core.time import s_from_ns
-from tilework.core.wire.reports import Ended, Progress, Report
+from tilework.core.wire.reports import Ended, Ending, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Work
 from tilework.runtime.engine import Engine, EngineConfig

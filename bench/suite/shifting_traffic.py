@@ -27,7 +27,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
-from tilework.runtime.ticket import Segment, Ticket
+from tilework.runtime.ticket import Ticket, WorkSegment
 
 MODEL = "waiting"
 _SAMPLE_S = 5.0
@@ -70,7 +70,7 @@ class Dispatch:
     it and the run of its device before it had come.
     """
 
-    segment: Segment
+    segment: WorkSegment
     ready_ns: int
 
     @property
@@ -108,7 +108,7 @@ class Shift:
         return self.history
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[WorkSegment]:
         """In order of their ends."""
         return sorted((one for ticket in self.tickets for one in ticket.segments), key=lambda one: one.end_ns)
 
@@ -121,7 +121,8 @@ class Shift:
     def dispatches(self) -> list[Dispatch]:
         """All runs, in order of their ends."""
         device_free_ns: dict[int, int] = {}
-        of_request: list[tuple[int, int, Segment]] = []  # When it was decided, and when the run before it had ended.
+        # When it was decided, and when the run before it had ended.
+        of_request: list[tuple[int, int, WorkSegment]] = []
         for ticket in self.tickets:
             before_ns = 0
             decided = [at_ns for at_ns, action in ticket.history if isinstance(action, RunWork)]

@@ -18,7 +18,7 @@ from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.lora import UsedLora
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_MS, ns_from_s
-from tilework.core.work import Plan, Work
+from tilework.core.work import Member, Plan, Work
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
@@ -47,10 +47,7 @@ def ran(
     done = Work(
         work_id=number,
         stage=stage_of(PIPELINE, stage),
-        job_ids=(job,),
-        attempts=(1,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(job, 1, 1, 0),),
         devices=devices,
         num_steps=steps,
         why="",

@@ -42,7 +42,7 @@ from tilework.core.actions import (
 )
 from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run, RunEnd
 
@@ -51,10 +51,7 @@ def work(stage: str = DIFFUSE, **changes: Any) -> Work:
     given: dict[str, Any] = {
         "work_id": 7,
         "stage": stage_of(PIPELINE, stage),
-        "job_ids": (5,),
-        "attempts": (0,),
-        "positions": (4,),
-        "first_steps": (3,),
+        "members": (Member(5, 0, 4, 3),),
         "devices": (0, 1),
         "num_steps": 6,
         "why": "with 1 it would finish 0.31 s late",
@@ -145,7 +142,7 @@ def test_a_decision_as_json() -> None:
 
 
 def test_a_member_of_a_batch_has_its_own_steps() -> None:
-    batch = RunWork(work(job_ids=(5, 9, 11), attempts=(0, 0, 0), positions=(4, 1, 9), first_steps=(3, 0, 8), why=""))
+    batch = RunWork(work(members=(Member(5, 0, 4, 3), Member(9, 0, 1, 0), Member(11, 0, 9, 8)), why=""))
     texts = [decision.text for job_id in (5, 9, 11) if (decision := describe(0, batch, ASKED, job_id)) is not None]
     ending = "of 28 on devices 0-1 (degree 2), together with 2 others"
     assert texts == [f"steps 4-9 {ending}", f"steps 1-6 {ending}", f"steps 9-14 {ending}"]

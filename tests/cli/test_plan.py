@@ -15,8 +15,8 @@ from cli.command_line import invoke
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
-from tilework.server.planning.planner import COSTS, REQUESTS, Job, command_of
-from tilework.server.planning.recent import Traffic
+from tilework.server.planning.planner import COSTS, REQUESTS, PlanJob, command_of
+from tilework.server.planning.recent import TrafficLines
 
 Mistake = Callable[..., str]
 
@@ -90,8 +90,8 @@ def test_a_log_of_a_simulation_is_not_called_a_live_server(folder: Path) -> None
 
 
 def test_a_server_asks_what_the_command_understands(folder: Path) -> None:
-    traffic = Traffic(lines="", num_requests=40, num_due=40, num_met=31, span_s=13.0)
-    _, _, _, *arguments = command_of(folder, Job(target=0.8, traffic=traffic, num_devices=4), "edf")
+    traffic = TrafficLines(lines="", num_requests=40, num_due=40, num_met=31, span_s=13.0)
+    _, _, _, *arguments = command_of(folder, PlanJob(target=0.8, traffic=traffic, num_devices=4), "edf")
     result = invoke(*arguments)
     document = json.loads(result.stdout)
     assert (document["policy"], document["target"], document["error"]["live"]) == ("edf", 0.8, 0.775)

@@ -56,10 +56,10 @@ def test_a_request_that_was_encoded_before_begins_with_its_steps() -> None:
     moves = [(move.job_id, move.stages) for move in only(MoveState, actions)]
     assert moves == [(0, (0,))]
     first = {
-        work.job_ids[0]: (work.stage.name, work.positions)
+        work.job_ids[0]: (work.stage.name, work.members[0].position)
         for work in reversed([one.work for one in only(RunWork, actions)])
     }
-    assert first == {0: (DIFFUSE, (1,)), 1: (ENCODE, (0,))}
+    assert first == {0: (DIFFUSE, 1), 1: (ENCODE, 0)}
     known, new = only(Accept, actions)
     assert known.eta_ns < new.eta_ns
     assert "without what was encoded before" in known.why
@@ -187,7 +187,7 @@ def test_a_state_moves_to_the_devices_of_a_group_that_lack_it(scripted: Scripted
         ],
     ], "a device that stays in the group has the state; one that returns to it has an old state"
     works = [action.work for action in only(RunWork, told[-1])]
-    assert [work.first_steps for work in works if work.stage.name == DIFFUSE] == [(4,), (6,), (8,)]
+    assert [work.members[0].first_step for work in works if work.stage.name == DIFFUSE] == [4, 6, 8]
 
 
 def test_the_next_attempt_moves_its_conditioning_again(scripted: Scripted) -> None:
@@ -197,7 +197,7 @@ def test_the_next_attempt_moves_its_conditioning_again(scripted: Scripted) -> No
     control.handle(WorkFinished(2, 1), 2)
     again = control.handle(WorkFailed(3, "broken"), 3)
     assert again[:2] == (DropState(0, (0, 1)), MoveState(0, (1,), stages=(0,)))
-    assert again[2].work.first_steps == (2,), "no step is repeated"  # type: ignore[union-attr]
+    assert again[2].work.members[0].first_step == 2, "no step is repeated"  # type: ignore[union-attr]
 
 
 # Failures and lost devices.
@@ -209,7 +209,7 @@ def test_a_failed_work_restarts_the_request_and_the_last_attempt_fails_it() -> N
     again = control.handle(WorkFailed(1, "out of memory"), 1)
     assert again[:2] == (Stop(2), DropState(0, (0,)))
     assert ran(again) == [(3, ENCODE, 1, (0,))], "a work of the first attempt is still queued"
-    assert again[2].work.attempts == (2,)  # type: ignore[union-attr]
+    assert again[2].work.members[0].attempt == 2  # type: ignore[union-attr]
     control.handle(Stopped(2, 0), 2)
     failed = control.handle(WorkFailed(3, "out of memory"), 3)
     assert failed[-1] == Finish(0, "a", Status.FAILED, "out of memory (attempt 2 of 2)")
@@ -262,7 +262,7 @@ def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reporte
     assert not control.tracker.device(0).works, "a device that joins again does not have it"
     went_on = control.handle(Broken(2, 3), 4)
     assert went_on[:2] == (DropState(0, (1, 2)), MoveState(0, (1, 2), stages=(0,)))
-    assert went_on[2].work.first_steps == (3,)  # type: ignore[union-attr]
+    assert went_on[2].work.members[0].first_step == 3  # type: ignore[union-attr]
     assert control.handle(Broken(2, 3), 5) == (), "known already"
 
 

@@ -43,6 +43,17 @@ def test_one_that_waits_too_long_ends_at_the_first_moment_from_which_it_would_be
     assert one.num_jobs == 1
 
 
+def test_nothing_is_looked_at_again_for_a_call_that_is_refused() -> None:
+    """The first request of the call would be accepted, and so are both in trials with later deadlines."""
+    one = controller("ddit")
+    one.handle(Submitted(FIRST), 0)
+    answers = one.handle(Submitted(hurried("a"), (hurried("b", slo_s=1.0),)), 0)
+    assert [type(answer) for answer in answers] == [Reject, Reject]
+    accept, *rest = one.handle(Submitted(hurried("c", slo_s=1.4)), 0)
+    assert isinstance(accept, Accept)
+    assert WakeAt(int(1.4 * NS_PER_S) - ALONE_NS + 1) in rest, "its look is its own, though the id was used in trials"
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_under_every_policy_none_is_done_late_and_each_that_is_not_done_says_why(policy: str) -> None:
     requests = [replace(one, on_miss=OnMiss.DROP) for one in flux_requests(60, 30, 1.0, seed=1)]

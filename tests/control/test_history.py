@@ -33,7 +33,7 @@ from tilework.core.events import (
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import table_json
 from tilework.sim.config import SimConfig
@@ -153,10 +153,7 @@ def past(work_id: int, start_ns: int, devices: tuple[int, ...], after: tuple[int
     work = Work(
         work_id=work_id,
         stage=stage_of(PIPELINE, DIFFUSE),
-        job_ids=(0,),
-        attempts=(0,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(0, 0, 1, 0),),
         devices=devices,
         num_steps=1,
         why="a test",

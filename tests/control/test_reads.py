@@ -14,7 +14,7 @@ from tilework.core.component import Component, LoadSource
 from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined
 from tilework.core.graph.stage import Stage
 from tilework.core.time import NS_PER_S
-from tilework.core.work import ReadAhead, Work
+from tilework.core.work import Member, ReadAhead, Work
 from tilework.cost.table_costs import TableCosts
 
 TEXT, DENOISER, VAE = Component("text", 2), Component("denoiser", 5), Component("vae", 1)
@@ -32,10 +32,7 @@ def work(work_id: int, stage: Stage) -> Work:
     return Work(
         work_id=work_id,
         stage=stage,
-        job_ids=(0,),
-        attempts=(1,),
-        positions=(0,),
-        first_steps=(0,),
+        members=(Member(0, 1, 0, 0),),
         devices=(0,),
         num_steps=1,
         why="a test",

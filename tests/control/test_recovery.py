@@ -26,7 +26,7 @@ from tilework.core.events import (
 )
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.cost.memory import FORGET_NS
 
 MS = NS_PER_MS
@@ -163,7 +163,7 @@ def test_steps_that_were_done_before_the_memory_ran_out_count() -> None:
     work = it.until(DIFFUSE)
     assert work.num_steps == 2
     [move] = only(MoveState, retried := it.describe(OutOfMemory(work.work_id, 1)))
-    assert (move.targets, works(retried)[0].first_steps) == ((0,), (1,))
+    assert (move.targets, works(retried)[0].members[0].first_step) == ((0,), 1)
 
 
 def test_steps_that_fit_only_on_more_devices_than_are_up_wait_for_them() -> None:
@@ -273,7 +273,7 @@ def test_a_job_starts_over_when_its_state_is_lost() -> None:
     it.describe(finished(it.until(DIFFUSE)))
     work = it.until(DIFFUSE)
     [encode, *_] = works(it.describe(WorkFailed(work.work_id, "the blob is gone", state_lost=True)))
-    assert (encode.stage.name, encode.attempts, encode.first_steps) == (ENCODE, (2,), (0,))
+    assert (encode.stage.name, encode.members) == (ENCODE, (Member(0, 2, 0, 0),))
     assert only(Finish, it.finish())[0].status is Status.DONE
 
 
@@ -296,7 +296,7 @@ def test_early_reports_that_waited_for_a_lost_work_are_ignored() -> None:
     second = it.pending.pop(0)
     it.describe(finished(second))
     [again, *_] = works(it.describe(DeviceLost(0, "for a test")))
-    assert (again.devices, again.stage.name, again.first_steps) == ((1,), DIFFUSE, (0,))
+    assert (again.devices, again.stage.name, again.members[0].first_step) == ((1,), DIFFUSE, 0)
     assert not {first.work_id, second.work_id} & it.control.tracker.works.keys()
 
 
@@ -309,7 +309,7 @@ def test_steps_of_survivors_count_though_a_later_work_was_only_on_the_lost_devic
     it.pending.clear()
     assert not works(it.describe(DeviceLost(0, "for a test")))
     [rest, *_] = works(it.describe(Broken(steps.work_id, 1)))
-    assert (rest.devices, rest.first_steps, rest.attempts) == ((1,), (1,), (2,))
+    assert (rest.devices, rest.members[0].first_step, rest.members[0].attempt) == ((1,), 1, 2)
 
 
 def test_a_lost_decode_is_retried_when_the_steps_before_it_are_reported_done() -> None:
@@ -319,7 +319,7 @@ def test_a_lost_decode_is_retried_when_the_steps_before_it_are_reported_done() -
     it.pending.clear()
     it.describe(DeviceLost(0, "for a test"))
     [decode] = works(it.describe(finished(steps)))
-    assert (decode.stage.name, decode.devices, decode.attempts) == (DECODE, (1,), (2,))
+    assert (decode.stage.name, decode.devices, decode.members[0].attempt) == (DECODE, (1,), 2)
     it.pending = [decode]
     assert only(Finish, it.finish())[0].status is Status.DONE
 
@@ -334,7 +334,7 @@ def test_a_restored_request_resumes_from_its_checkpoint(position: int, stage: st
     [accept] = only(Accept, actions)
     assert accept.why.startswith("it had been accepted before; ")
     [work, *_] = works(actions)
-    assert (work.stage.name, work.first_steps) == (stage, (first_step,))
+    assert (work.stage.name, work.members[0].first_step) == (stage, first_step)
     assert [move.stages for move in only(MoveState, actions)] == ([(0,)] if position else [])
     assert only(Finish, it.finish())[0].status is Status.DONE
 

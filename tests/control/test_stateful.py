@@ -140,7 +140,7 @@ class HostileDriver(RuleBasedStateMachine):
     def is_wanted(self, work: Work) -> bool:
         """Whether the job of a work has neither ended nor begun another attempt."""
         job = self.controller.tracker.job(work.job_ids[0])
-        return job is not None and job.attempt == work.attempts[0]
+        return job is not None and job.attempt == work.members[0].attempt
 
     def enqueue(self, work: Work) -> None:
         (job_id,) = work.job_ids
@@ -152,7 +152,7 @@ class HostileDriver(RuleBasedStateMachine):
         else:
             assert set(work.devices) <= self.promised[job_id], "a work runs on a device without the state"
             assert set(work.devices) <= self.seen[job_id]
-            assert work.positions[0] == work.first_steps[0] + 1
+            assert work.members[0].position == work.members[0].first_step + 1
         self.promised[job_id] = set(work.devices)
         assert work.after == tuple(sorted({queue[-1].work_id for queue in queues if queue}))
         for queue in queues:
@@ -163,9 +163,10 @@ class HostileDriver(RuleBasedStateMachine):
 
     def can_run(self, work: Work) -> bool:
         is_first = all(self.queues[device_id][0] == work for device_id in self.carriers(work))
+        attempts = [(one.job_id, one.attempt) for one in work.members]
         is_first = is_first and set(self.carriers(work)).isdisjoint(self.measured_on)
         return is_first and not any(
-            other.job_ids == work.job_ids and other.attempts == work.attempts and other.work_id < work.work_id
+            [(one.job_id, one.attempt) for one in other.members] == attempts and other.work_id < work.work_id
             for other in self.in_flight().values()
         )
 
@@ -231,14 +232,14 @@ class HostileDriver(RuleBasedStateMachine):
         """Whether its job has reached the work's first step; not after a work that was stopped before its end."""
         chain = self.chains[work.job_ids[0]]
         done = sum(steps for stage, steps, _ in chain if stage == DIFFUSE)
-        return bool(chain) and work.first_steps == (done,)
+        return bool(chain) and work.members[0].first_step == done
 
     def record(self, work: Work, num_steps: int) -> None:
         (job_id,) = work.job_ids
         if not self.is_wanted(work) or not num_steps:
             return
         done = sum(steps for stage, steps, _ in self.chains[job_id] if stage == DIFFUSE)
-        assert work.first_steps == (done,), "a work begins on a device without the state"
+        assert work.members[0].first_step == done, "a work begins on a device without the state"
         self.chains[job_id].append((work.stage.name, num_steps, work.work_id))
 
     @precondition(lambda self: self.runnable())

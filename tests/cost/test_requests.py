@@ -14,7 +14,7 @@ from builders import PIPELINE, costs, request, row, sized, table
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
 
@@ -25,10 +25,7 @@ def a_step() -> Work:
     return Work(
         work_id=0,
         stage=STEP,
-        job_ids=(0,),
-        attempts=(1,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(0, 1, 1, 0),),
         devices=(0,),
         num_steps=1,
         why="",

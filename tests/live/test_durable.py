@@ -23,7 +23,7 @@ from redis import Redis
 from builders import table
 from stages import DIFFUSE
 from store.redis_server import redis_server, skip_without_redis
-from tilework.control.log import Entry, read_log, replay
+from tilework.control.log import LogEntry, read_log, replay
 from tilework.core.actions import Accept, RunWork
 from tilework.core.events import Restored
 from tilework.cost.table_file import table_json
@@ -90,7 +90,7 @@ def serving(state: Path, costs: Path, *more: str) -> Iterator[Server]:
         process.stdout.close()
 
 
-def entries(state: Path, number: int) -> list[Entry]:
+def entries(state: Path, number: int) -> list[LogEntry]:
     return list(read_log((state / f"events-{number}.jsonl").read_text().splitlines())[1])
 
 
@@ -210,15 +210,15 @@ def check_logs(state: Path, running: str) -> None:
         assert replay((state / f"events-{number}.jsonl").read_text().splitlines())[1] is None
 
 
-def kept_steps(log: list[Entry]) -> dict[str, int]:
+def kept_steps(log: list[LogEntry]) -> dict[str, int]:
     """What was taken over, by uid: the steps of the state that was kept."""
     events = (entry.event for entry in log)
     return {event.request.uid: steps_done(event.position) for event in events if isinstance(event, Restored)}
 
 
-def first_steps(log: list[Entry]) -> dict[str, int]:
+def first_steps(log: list[LogEntry]) -> dict[str, int]:
     """By uid, at which step the first work with steps began."""
     actions = [action for entry in log for action in entry.actions]
     uids = {action.job_id: action.uid for action in actions if isinstance(action, Accept)}
     works = [action.work for action in actions if isinstance(action, RunWork) and action.work.stage.name == DIFFUSE]
-    return {uids[work.job_ids[0]]: work.first_steps[0] for work in reversed(works)}
+    return {uids[work.job_ids[0]]: work.members[0].first_step for work in reversed(works)}

@@ -25,7 +25,7 @@ from tilework.control.log import replay
 from tilework.core.request import Status
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, ImportState
-from tilework.core.wire.reports import Ended
+from tilework.core.wire.reports import Ended, Ending
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.ticket import Outcome
@@ -212,7 +212,7 @@ def test_a_member_that_fails_does_not_leave_the_others_waiting(rig: Rig, monkeyp
 
 def test_blobs_of_a_written_off_work_are_removed(rig: Rig) -> None:
     (rig.executor._blobs.path / "late").write_bytes(b"")
-    late = Ended(10**9, 0, 0, steps_done=1, broken=True, blobs={1: StateBlob("late", 0)})
+    late = Ended(10**9, 0, 0, steps_done=1, ending=Ending.BROKEN, blobs={1: StateBlob("late", 0)})
     rig.executor.keep = False
     rig.engine.on_report(2, late)
     rig.executor.keep = True

@@ -138,7 +138,7 @@ async def serving(log: io.StringIO, **options: Any) -> AsyncIterator[tuple[Engin
 def crossed_twice(engine: Engine) -> bool:
     """Whether a request makes steps on the node on which it began, and has made some on the other one."""
     works = engine._controller.tracker.works.values()
-    return any(done >= 2 * STEPS_EACH for one in works if one.stage.has_steps for done in one.first_steps)
+    return any(one.first_step >= 2 * STEPS_EACH for work in works if work.stage.has_steps for one in work.members)
 
 
 def of_nodes(log: io.StringIO) -> list[dict[str, Any]]:

@@ -28,13 +28,13 @@ from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, serving
 from live.pages import MODELLED, live_server, opened
 from server.picture_files import plain
 from stages import DIFFUSE, stage_of
-from tilework.control.driver.result import Ending
 from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.model import NotServed
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire.reports import Ending
 from tilework.core.wire.spec import VideoFormat
-from tilework.core.work import Group, Work
+from tilework.core.work import Group, Member, Work
 from tilework.cost.table_file import table_json
 from tilework.pipelines.video.export import video_file
 from tilework.report.similarity import psnr_db
@@ -313,10 +313,7 @@ class Played:
         return Work(
             work_id=self.num_works,
             stage=stage_of(PIPELINE, DIFFUSE),
-            job_ids=(1,),
-            attempts=(1,),
-            positions=(1,),
-            first_steps=(0,),
+            members=(Member(1, 1, 1, 0),),
             devices=devices,
             num_steps=steps,
             why="",

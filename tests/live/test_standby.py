@@ -23,7 +23,7 @@ from live.nodes import TOKEN
 from live.test_durable import Server, entries, first_steps, kept_step, kept_steps, kill_amid, stop_amid, uid_of
 from tilework.cli.agents.local_agents import LocalAgents, free_port, local_agents, session
 from tilework.cli.options.nodes import TOKEN as TOKEN_VARIABLE
-from tilework.control.log import Entry
+from tilework.control.log import LogEntry
 from tilework.core.actions import Finish
 from tilework.cost.table_file import table_json
 from tilework.store.epochs import JOURNAL
@@ -176,5 +176,5 @@ def is_amid(state: Path, uids: Sequence[str]) -> bool:
     return has_kept(state, uids) and finished(entries(state, 1)) <= ended
 
 
-def finished(log: Sequence[Entry]) -> set[str]:
+def finished(log: Sequence[LogEntry]) -> set[str]:
     return {one.uid for entry in log for one in entry.actions if isinstance(one, Finish)}

@@ -183,7 +183,9 @@ async def kill_in_a_step(rig: Rig, victim: int, num_devices: int) -> Work:
         return [
             work
             for work in device.works[:1]
-            if work.stage.name == DIFFUSE and work.first_steps[0] >= STEPS // 2 and len(work.devices) == num_devices
+            if work.stage.name == DIFFUSE
+            and work.members[0].first_step >= STEPS // 2
+            and len(work.devices) == num_devices
         ]
 
     while True:
@@ -219,8 +221,8 @@ def assert_resumed(tickets: list[Ticket], lost: Work, victim: int) -> None:
     """The interrupted step was made again, elsewhere, by the next attempt; none before it was."""
     (works,) = (found for ticket in tickets if lost in (found := _works(ticket)))
     after = works[works.index(lost) + 1]
-    assert after.first_steps == lost.first_steps, "it began from the start again"
-    assert after.attempts[0] == lost.attempts[0] + 1
+    assert after.members[0].first_step == lost.members[0].first_step, "it began from the start again"
+    assert after.members[0].attempt == lost.members[0].attempt + 1
     assert victim not in after.devices
 
 

@@ -25,7 +25,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import File, Spec, VideoFormat
 from tilework.cost.table import CostTable
 from tilework.pipelines.video.export import EXPORT
-from tilework.runtime.ticket import Outcome, Preview, Ticket
+from tilework.runtime.ticket import Outcome, Ticket, TicketPreview
 from waiting import until
 from zoo.registry import ZOO, build
 
@@ -106,10 +106,10 @@ def test_a_video_shows_the_frames_of_the_pictures_route(rig: Rig) -> None:
 
 
 def test_a_video_is_shown_while_it_is_made_and_stays_the_same(rig: Rig) -> None:
-    async def scenario() -> tuple[list[Preview], Outcome]:
+    async def scenario() -> tuple[list[TicketPreview], Outcome]:
         ticket = rig.submit(replace(spec_of(7), preview_every=1), "shown")
         assert isinstance(ticket, Ticket)
-        shown: list[Preview] = []
+        shown: list[TicketPreview] = []
         ticket.watch(lambda: shown.append(ticket.preview) if ticket.preview not in [None, *shown] else None)
         return shown, await ticket.outcome
 

@@ -29,7 +29,7 @@ from tilework.core.preview import preview_shape, shown_frames
 from tilework.core.request import Shape
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef
-from tilework.core.wire.reports import Ended, Preview, Progress, Report
+from tilework.core.wire.reports import Ended, Ending, Preview, Progress, Report
 from tilework.core.wire.spec import Image
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.latent_state import LatentState
@@ -399,7 +399,7 @@ def test_a_group_that_breaks_while_its_leader_draws_does_not_wait(ranks: Ranks, 
     assert told(follower) == [("Ended", 10, 1)]
     for ended in (leader[-1], follower[-1]):
         assert isinstance(ended, Ended)
-        assert ended.broken
+        assert ended.ending is Ending.BROKEN
         assert ended.blobs
 
 

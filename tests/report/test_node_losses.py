@@ -12,11 +12,11 @@ from stages import DIFFUSE, stage_of
 from tilework.cli.views.node_losses import NodeLoss, node_losses
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import History, LostWork, PastDevice, PastRequest, PastWork
-from tilework.control.log import Header
+from tilework.control.log import LogHeader
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 
 STEPS = 10
 LOST_NS = 5 * NS_PER_S
@@ -33,10 +33,7 @@ def work(number: int, job_id: int, first: int, count: int, on: int, span_s: tupl
     made = Work(
         work_id=number,
         stage=stage_of("toy", DIFFUSE),
-        job_ids=(job_id,),
-        attempts=(0,),
-        positions=(1 + first,),
-        first_steps=(first,),
+        members=(Member(job_id, 0, 1 + first, first),),
         devices=(on,),
         num_steps=count,
         why="",
@@ -66,7 +63,7 @@ def told(
     gone: Sequence[LostWork] = (),
     devices: Sequence[PastDevice] = (*UP, *NODE_1),
 ) -> tuple[NodeLoss, ...]:
-    header = Header(version="", config=ControllerConfig(), table=table())
+    header = LogHeader(version="", config=ControllerConfig(), table=table())
     history = History(
         header=header,
         end_ns=20 * NS_PER_S,

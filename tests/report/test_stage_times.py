@@ -11,10 +11,10 @@ from stages import DECODE, DIFFUSE, stage_of
 from tilework.cli.views.stage_times import stage_times
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import History, PastRequest, PastWork
-from tilework.control.log import Header
+from tilework.control.log import LogHeader
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.report.pages.stage_times import StageTime, stage_times_sentence, stage_times_table
 
 TABLE = table(step_s=0.1, decode_s=0.2)
@@ -25,10 +25,7 @@ def work(stage: str, run_s: float | None, *, steps: int = 1, job_ids: tuple[int,
     made = Work(
         work_id=1,
         stage=stage_of(PIPELINE, stage),
-        job_ids=job_ids,
-        attempts=(0,) * len(job_ids),
-        positions=(1,) * len(job_ids),
-        first_steps=(0,) * len(job_ids),
+        members=tuple(Member(job_id, 0, 1, 0) for job_id in job_ids),
         devices=(0,),
         num_steps=steps,
         why="",
@@ -38,7 +35,7 @@ def work(stage: str, run_s: float | None, *, steps: int = 1, job_ids: tuple[int,
 
 
 def times(*works: PastWork, requests: tuple[Request, ...] = REQUESTS) -> tuple[StageTime, ...]:
-    header = Header(version="", config=ControllerConfig(), table=TABLE)
+    header = LogHeader(version="", config=ControllerConfig(), table=TABLE)
     past = tuple(PastRequest(request=one, job_id=job_id) for job_id, one in enumerate(requests))
     return stage_times(History(header=header, end_ns=NS_PER_S, works=works, requests=past))
 

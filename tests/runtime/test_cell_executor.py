@@ -13,7 +13,16 @@ from runtime.test_worker_process import MODELLED, Listener
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, StopWork
-from tilework.core.wire.reports import CardReading, DeviceReading, Ended, Failed, Progress, Report, WeightsLoaded
+from tilework.core.wire.reports import (
+    CardReading,
+    DeviceReading,
+    Ended,
+    Ending,
+    Failed,
+    Progress,
+    Report,
+    WeightsLoaded,
+)
 from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Group
 from tilework.runtime.cell_executor import CellExecutor
@@ -158,16 +167,21 @@ def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "merged", "discarded"),
     [
-        (ended(1, 2, "a", broken=True), ended(1, 3, "b", broken=True), ended(1, 3, "b", broken=True), ["a"]),
-        (ended(1, 3, "a", broken=True), ended(1, 3), ended(1, 3, "a", broken=True), []),
-        (ended(1, 2, "a", broken=True), Failed(1, "why"), Failed(1, "why"), ["a"]),
         (
-            ended(1, 2, "a", broken=True),
-            ended(1, 1, "b", out_of_memory=True),
-            ended(1, 2, "a", out_of_memory=True),
+            ended(1, 2, "a", ending=Ending.BROKEN),
+            ended(1, 3, "b", ending=Ending.BROKEN),
+            ended(1, 3, "b", ending=Ending.BROKEN),
+            ["a"],
+        ),
+        (ended(1, 3, "a", ending=Ending.BROKEN), ended(1, 3), ended(1, 3, "a", ending=Ending.BROKEN), []),
+        (ended(1, 2, "a", ending=Ending.BROKEN), Failed(1, "why"), Failed(1, "why"), ["a"]),
+        (
+            ended(1, 2, "a", ending=Ending.BROKEN),
+            ended(1, 1, "b", ending=Ending.OUT_OF_MEMORY),
+            ended(1, 2, "a", ending=Ending.OUT_OF_MEMORY),
             ["b"],
         ),
-        (ended(1, 3, "a"), ended(1, 2, "b", broken=True), ended(1, 3, "a"), ["b"]),
+        (ended(1, 3, "a"), ended(1, 2, "b", ending=Ending.BROKEN), ended(1, 3, "a"), ["b"]),
         (ended(1, 1, images={1: IMAGE}), Failed(1, "why"), ended(1, 1, images={1: IMAGE}), []),
     ],
     ids=["farthest", "one was done", "failed", "no memory", "the first was done", "it has the result"],
@@ -177,7 +191,7 @@ def test_the_report_of_a_cell_that_could_not_go_on(
 ) -> None:
     group = cells.run(1, 0)
     assert cells.report(0, first) == []
-    is_cut_off = isinstance(first, Failed) or (isinstance(first, Ended) and first.broken)
+    is_cut_off = isinstance(first, Failed) or (isinstance(first, Ended) and first.ending is Ending.BROKEN)
     assert cells.workers.broken == [group] * is_cut_off, "the other worker must not wait"
     assert cells.report(1, second) == [merged]
     assert cells.workers.discarded == discarded

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from builders import poisson
 from recorded import recorded
 from tilework.control.history_recorder import read_history
-from tilework.control.log import BadLog, Entry, header_line, read_log, replay
+from tilework.control.log import BadLog, LogEntry, header_line, read_log, replay
 from tilework.control.log_state import LogState
 from tilework.runtime.event_log.log_file import LogFile
 from tilework.runtime.event_log.segmented_file import DAY_NS, LogBounds, SegmentedFile
@@ -33,7 +33,7 @@ def never() -> None:
     raise AssertionError("the log was lost")
 
 
-def write(path: Path, bounds: LogBounds, clock: Callable[[], int] | None = None) -> list[Entry]:
+def write(path: Path, bounds: LogBounds, clock: Callable[[], int] | None = None) -> list[LogEntry]:
     """Write a recorded log to a file in segments; returns its entries."""
     header, found = read_log(whole())
     entries = list(found)

@@ -7,10 +7,10 @@ import asyncio
 import tiny
 from builders import controller, request
 from stages import DECODE, DIFFUSE, stage_of
-from tilework.control.driver.result import Ending, WorkResult
-from tilework.core.wire.reports import Ended
+from tilework.control.driver.result import WorkResult
+from tilework.core.wire.reports import Ended, Ending
 from tilework.core.wire.spec import Image
-from tilework.core.work import Group, Work
+from tilework.core.work import Group, Member, Work
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Ticket
@@ -25,10 +25,7 @@ def ended(work_id: int, stage: str, devices: Group, position: int, num_steps: in
     work = Work(
         work_id=work_id,
         stage=stage_of("toy", stage),
-        job_ids=(0,),
-        attempts=(1,),
-        positions=(position,),
-        first_steps=(position - 1,),
+        members=(Member(0, 1, position, position - 1),),
         devices=devices,
         num_steps=num_steps,
         why="",

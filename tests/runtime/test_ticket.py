@@ -1,8 +1,8 @@
-"""What scheduling learns of a request from its spec."""
+"""What scheduling learns of a request from its spec and its terms."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -10,7 +10,7 @@ import tiny
 from builders import job
 from fake_engine import INFO
 from tilework.core.model import TRUE_SCALE, Argument, ArgumentKind, ArgumentValue
-from tilework.core.request import DEFAULT_TERMS, Request
+from tilework.core.request import DEFAULT_TERMS, OnMiss, Request, Terms
 from tilework.runtime.ticket import Wanted
 
 
@@ -42,3 +42,19 @@ def wanted(
 def test_arguments_that_add_passes_make_steps_longer(request_: Request, passes: float) -> None:
     assert request_.passes == pytest.approx(passes)
     assert job(0, request_).may_share == (passes == 1)
+
+
+def test_a_request_has_the_terms_that_its_call_was_given() -> None:
+    terms = Terms(
+        on_miss=OnMiss.DROP,
+        tenant="a",
+        priority="batch",
+        weight=0.5,
+        tenant_weight=2.0,
+        room=0.25,
+        promise_share=0.75,
+    )
+    one = Wanted(uid="u", model="", spec=tiny.spec(), arrival_ns=0, deadline_ns=9, terms=terms).request(INFO)
+    names = [field.name for field in fields(Terms)]
+    assert all(getattr(terms, name) != getattr(DEFAULT_TERMS, name) for name in names), "each differs from the default"
+    assert [getattr(one, name) for name in names] == [getattr(terms, name) for name in names]

@@ -10,9 +10,10 @@ import pytest
 
 from builders import PIPELINE, request, table
 from stages import DECODE, DIFFUSE, stage_of
-from tilework.control.driver.result import Ending, WorkResult
+from tilework.control.driver.result import WorkResult
 from tilework.core.time import NS_PER_S
-from tilework.core.work import Work
+from tilework.core.wire.reports import Ending
+from tilework.core.work import Member, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.runtime.observer import Observer
 from tilework.runtime.work_recorder import WorkRecorder
@@ -34,10 +35,7 @@ class Rig:
             work = Work(
                 work_id=1,
                 stage=stage_of(PIPELINE, stage),
-                job_ids=(1,),
-                attempts=(0,),
-                positions=(1,),
-                first_steps=(0,),
+                members=(Member(1, 0, 1, 0),),
                 devices=(0,),
                 num_steps=1,
                 why="",

@@ -28,7 +28,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.request import Shape
 from tilework.core.wire.commands import Command, Forget, StopWork
-from tilework.core.wire.reports import Ended, Progress, Report, WeightsRead
+from tilework.core.wire.reports import Ended, Ending, Progress, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
@@ -150,8 +150,8 @@ def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
         first, second = listener.reports
         assert isinstance(first, Ended)
         assert isinstance(second, Ended)
-        assert (first.work_id, first.steps_done, first.stopped) == (1, 0, True)
-        assert (second.work_id, second.steps_done, second.stopped) == (2, 1, False)
+        assert (first.work_id, first.steps_done, first.ending) == (1, 0, Ending.STOPPED)
+        assert (second.work_id, second.steps_done, second.ending) == (2, 1, Ending.DONE)
 
     run(scenario)
 

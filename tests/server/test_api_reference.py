@@ -21,8 +21,8 @@ from server.test_plan import DOCUMENT
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, UID
 from tilework.server.config import ServerConfig
-from tilework.server.planning.planner import Job, Planner
-from tilework.server.planning.recent import Traffic
+from tilework.server.planning.planner import CapacityPlanner, PlanJob
+from tilework.server.planning.recent import TrafficLines
 from tools.api_reference import in_lines, reference
 from waiting import eventually
 
@@ -87,9 +87,9 @@ def test_the_page_shows_every_way_to_be_answered_and_every_error() -> None:
     assert 405 in ERRORS
 
 
-PLAN = Job(
+PLAN = PlanJob(
     target=0.95,
-    traffic=Traffic(lines="", num_requests=20, num_due=20, num_met=10, span_s=1.0),
+    traffic=TrafficLines(lines="", num_requests=20, num_due=20, num_met=10, span_s=1.0),
     num_devices=2,
     document=DOCUMENT,
     ended_ns=1,
@@ -101,7 +101,7 @@ PLAN = Job(
 def test_the_example_works_as_printed(server: Served, example: Example) -> None:
     server.engine.plan = Plan(delay_s=1.0 if example.kind == "text" else 0.0)  # A stream shows what comes in between.
     uid = begin(server, example.route)
-    with ThreadPoolExecutor(1) as pool, patch.object(Planner, "plan", lambda _self, target: PLAN):
+    with ThreadPoolExecutor(1) as pool, patch.object(CapacityPlanner, "plan", lambda _self, target: PLAN):
         sending = pool.submit(send, server, example.command.replace(UID, uid))
         if example.route.endswith("/events"):
             eventually(lambda: server.engine.tickets[f"{uid}-0"]._watchers)

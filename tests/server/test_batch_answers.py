@@ -13,7 +13,7 @@ from fake_engine import FakeEngine, Plan, serving
 from tilework.core.request import RefusalCode
 from tilework.server.batches import lines as batch_lines
 from tilework.server.batches.answers import INDEX, AnswerFile
-from tilework.server.batches.lines import Line, Position, answer_line, read_calls
+from tilework.server.batches.lines import BatchLine, LinePosition, answer_line, read_calls
 from waiting import eventually
 
 URL = "/v1/images/generations"
@@ -23,7 +23,7 @@ RECORD_BYTES = 12
 
 def answer(number: int, num_bytes: int = 2) -> bytes:
     body = json.dumps({"data": "x" * num_bytes}).encode()
-    return answer_line(BATCH, Line(number, f"call-{number}", {}), 200, "uid", body)
+    return answer_line(BATCH, BatchLine(number, f"call-{number}", {}), 200, "uid", body)
 
 
 def opened(place: Path) -> AnswerFile:
@@ -42,7 +42,7 @@ def written(place: Path, numbers: range, num_bytes: int = 2) -> None:
 
 
 def test_an_answer_is_the_json_that_its_route_gave() -> None:
-    line = Line(7, 'call "7"\n', {})
+    line = BatchLine(7, 'call "7"\n', {})
     text = answer_line(BATCH, line, 400, "uid", b'{"error":\n {"message": "a\\nb \xc3\xa9"}}\n')
     assert text.count(b"\n") == 1
     assert json.loads(text) == {
@@ -151,8 +151,8 @@ def test_calls_are_read_in_pieces_and_those_with_answers_are_not_parsed(
     place, parsed = tmp_path / "calls", list[int]()
     note_parsed(parsed, monkeypatch)
     place.write_bytes(b"\n\n" + b"".join(call(number) for number in range(1, 100)))
-    found, num_pieces = list[Line](), 0
-    position: Position | None = Position()
+    found, num_pieces = list[BatchLine](), 0
+    position: LinePosition | None = LinePosition()
     while position is not None:
         assert position.offset == len(b"".join(place.read_bytes().splitlines(keepends=True)[: position.number]))
         calls, position = read_calls(place, URL, position, {3, 5}, {101})

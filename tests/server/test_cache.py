@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fake_engine import INFO, FakeEngine, Served, serving
 from tilework.cli.app import app
 from tilework.core.cache import DEFAULT_THRESHOLD, CacheChoice, CacheKind, CacheUse
-from tilework.runtime.ticket import Segment
+from tilework.runtime.ticket import WorkSegment
 from tilework.server.calls.timeline import _cache
 
 CACHES = replace(INFO, caches=tuple(CacheKind))
@@ -136,8 +136,8 @@ def test_an_exact_server_has_no_cache() -> None:
     assert "cache is patch, with which pictures are not exact; leave out --exact or --cache" in str(result.exception)
 
 
-def segment(use: CacheUse | None) -> Segment:
-    return Segment(stage="diffuse", devices=(0,), num_steps=1, start_ns=0, end_ns=1, cache_use=use)
+def segment(use: CacheUse | None) -> WorkSegment:
+    return WorkSegment(stage="diffuse", devices=(0,), num_steps=1, start_ns=0, end_ns=1, cache_use=use)
 
 
 def test_an_answer_adds_up_what_all_works_did() -> None:

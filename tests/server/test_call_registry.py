@@ -19,7 +19,7 @@ from tilework.server.calls.call import Call
 from tilework.server.calls.errors import KeyReused
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 
 SPEC = Spec(prompt="x", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
@@ -60,8 +60,8 @@ def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b"
     )
 
 
-def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unfetched: int = 0) -> Record:
-    return Record(
+def record(of: Call, now_ns: int, ttl_ns: int = 100, size: int = 10, unfetched: int = 0) -> CallRecord:
+    return CallRecord(
         uid=of.uid,
         key=of.key,
         ask=of.ask,
@@ -185,7 +185,7 @@ def test_idle_means_that_nothing_is_open_or_unfetched(loop: asyncio.AbstractEven
     assert not is_idle()
     call_registry.end(record(first, 0, unfetched=2), 0, frees_key=False)
     found = call_registry.find("a", "t", 0)
-    assert isinstance(found, Record)
+    assert isinstance(found, CallRecord)
     call_registry.mark_fetched(found, 0)
     assert not is_idle()
     call_registry.mark_fetched(found, 1)

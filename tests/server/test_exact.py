@@ -15,7 +15,7 @@ from fake_engine import INFO, FakeEngine, Served, serving
 from tilework.cli.app import app
 from tilework.runtime.control_loop import _inexact
 from tilework.runtime.engine import EngineConfig
-from tilework.runtime.ticket import Segment
+from tilework.runtime.ticket import WorkSegment
 from tilework.server.config import ServerConfig, load_config
 
 CLASSES = """
@@ -130,7 +130,7 @@ def test_a_wrong_setting_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_exact_picture_that_was_made_otherwise_is_a_failure(changes: dict[str, Any]) -> None:
     """What really happened counts, not what was planned."""
     alone: dict[str, Any] = {"stage": "diffuse", "devices": (0,), "num_steps": 4, "start_ns": 0, "end_ns": 1}
-    segments = [Segment(**alone), Segment(**{**alone, **changes})]
+    segments = [WorkSegment(**alone), WorkSegment(**{**alone, **changes})]
     ticket: Any = SimpleNamespace(request=request("a", exact=True), segments=segments)
     assert "together with other requests" in _inexact(ticket)
     ticket.segments.pop()

@@ -33,7 +33,7 @@ from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
 from tilework.server.config import ServerConfig
 from tilework.server.http.connections.line_turns import protocol_class
-from tilework.server.http.connections.places import Places
+from tilework.server.http.connections.places import ConnectionPlaces
 from tilework.server.http.connections.protocol import LEAST_BYTES_PER_S, LimitedProtocol
 from waiting import PATIENCE_S, eventually
 
@@ -353,7 +353,7 @@ def test_reader_that_took_everything_in_between_is_not_slow(has_taken_all: bool)
 
     async def is_cut_off(loop: clock.ManualLoop, end: socket.socket) -> bool:
         limits = ServerConfig(send_timeout_s=LIMIT_S, read_timeout_s=9 * LIMIT_S)
-        places = Places(most=9, now_s=loop.time)
+        places = ConnectionPlaces(most=9, now_s=loop.time)
         protocol: Any = protocol_class(limits, places)(_UVICORN, ServerState(), {})  # type: ignore[call-arg]
         wire = Wire(end)
         protocol.connection_made(wire)

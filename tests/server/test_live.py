@@ -24,11 +24,11 @@ import clock
 from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, Served, serving
 from stages import DIFFUSE, stage_of
-from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Group, Work
+from tilework.core.wire.reports import Ending
+from tilework.core.work import Group, Member, Work
 from tilework.runtime.observer import EndedWork, Observer, Observers
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.live.attainment import SPAN_NS, WINDOW_NS, Attainment
@@ -233,10 +233,7 @@ def work(work_id: int, devices: Group, *job_ids: int, steps: int = 2) -> Work:
     return Work(
         work_id=work_id,
         stage=stage_of(PIPELINE, DIFFUSE),
-        job_ids=job_ids,
-        attempts=(1,) * len(job_ids),
-        positions=(1,) * len(job_ids),
-        first_steps=(3,) * len(job_ids),
+        members=tuple(Member(job_id, 1, 1, 3) for job_id in job_ids),
         devices=devices,
         num_steps=steps,
         why="",

@@ -16,15 +16,14 @@ from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, serving
 from server.exported import samples, value
 from stages import DIFFUSE, stage_of
-from tilework.control.driver.result import Ending
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, START_MARGINS, Margin, Margins, ns_from_s
-from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading
-from tilework.core.work import Group, NewPlacement, Work
+from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, Ending
+from tilework.core.work import Group, Member, NewPlacement, Work
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
-from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.runtime.ticket import Outcome, Ticket, WorkSegment
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.metrics.metrics import Metrics
 from tilework.sets.window import UseWindow
@@ -101,10 +100,7 @@ def ended(
     work = Work(
         work_id=1,
         stage=stage_of(PIPELINE, DIFFUSE),
-        job_ids=(1,),
-        attempts=(1,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(1, 1, 1, 0),),
         devices=devices,
         num_steps=steps,
         why="",
@@ -147,7 +143,7 @@ def test_a_shared_work_has_no_size_and_the_steps_of_all() -> None:
     told, now = metrics()
     told.on_joined(0, 0)
     alone = ended(steps=4)
-    work = replace(alone.work, job_ids=(1, 2), attempts=(1, 1), positions=(1, 4), first_steps=(0, 3))
+    work = replace(alone.work, members=(Member(1, 1, 1, 0), Member(2, 1, 4, 3)))
     large = replace(request("b"), shape=Shape(256, 256))
     told.on_work_ended(replace(alone, work=work, requests=(*alone.requests, large)))
     told.on_work_ended(alone)
@@ -195,7 +191,7 @@ def ticket_of(one: Request, eta_s: float) -> Ticket:
 
 
 def outcome_of(status: Status, finished_s: float) -> Outcome:
-    segment = Segment(stage=DIFFUSE, devices=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
+    segment = WorkSegment(stage=DIFFUSE, devices=(0, 1), num_steps=4, start_ns=0, end_ns=NS_PER_S)
     finished_ns = ns_from_s(finished_s)
     return Outcome(uid="a", status=status, reason="", finished_ns=finished_ns, image=None, segments=(segment,))
 

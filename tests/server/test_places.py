@@ -20,7 +20,7 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.http.connections import acceptor, descriptors
-from tilework.server.http.connections.places import Places, holder_of
+from tilework.server.http.connections.places import ConnectionPlaces, holder_of
 from waiting import PATIENCE_S, eventually
 
 KEYS = """
@@ -45,7 +45,7 @@ class House:
 
     def __init__(self, most: int) -> None:
         self.now_s, self.closed = 0.0, list[Peer]()
-        self.places = Places(most, lambda: self.now_s)
+        self.places = ConnectionPlaces(most, lambda: self.now_s)
 
     def come(self, holder: str = "a") -> Peer | None:
         peer = Peer(holder, self.closed)

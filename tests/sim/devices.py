@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders import PIPELINE
 from stages import DIFFUSE, ENCODE, stage_of
 from tilework.core.component import Component, LoadSource, Memory
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.sim.device import Hosts, StateTransfer
 from tilework.sim.fleet import Fleet
 from tilework.sim.runs import Run, RunEnd, State
@@ -24,10 +24,7 @@ def work(
     return Work(
         work_id=work_id,
         stage=stage_of(PIPELINE, stage),
-        job_ids=(job_id,),
-        attempts=(1,),
-        positions=(0 if stage == ENCODE else first_step + 1,),
-        first_steps=(first_step,),
+        members=(Member(job_id, 1, 0 if stage == ENCODE else first_step + 1, first_step),),
         devices=devices,
         num_steps=num_steps,
         why="a test",

@@ -9,6 +9,7 @@ import pytest
 from sim.devices import ENCODED, Devices, begun, state_after, work
 from stages import ENCODE
 from tilework.core.component import Memory
+from tilework.core.work import Member
 from tilework.sim.runs import Run, RunEnd
 
 
@@ -178,10 +179,10 @@ def test_a_work_of_several_jobs_runs_for_those_whose_state_is_present() -> None:
     fleet = Devices()
     fleet.send(7, 0, 5, None).send(None, 0, lost=True)
     fleet.send(8, 0, 5, 0, 2)
-    both = replace(work(1, job_id=7), job_ids=(7, 8), attempts=(1, 1), positions=(3, 3), first_steps=(2, 2))
+    both = replace(work(1, job_id=7), members=(Member(7, 1, 3, 2), Member(8, 1, 3, 2)))
     fleet.command(both, 40, knows=False)
     run = begun(fleet, 10)
-    assert (run.end, run.left_out, run.members) == (RunEnd.DONE, {7: True}, [(8, 3)])
+    assert (run.end, run.left_out, run.members) == (RunEnd.DONE, {7: True}, [Member(8, 1, 3, 2)])
     assert fleet.timing.ran == [(8,)], "it takes as long as for these"
     fleet.end(run)
     state = fleet.state(0, 8)

@@ -112,7 +112,7 @@ def assert_in_order(case: Case, trace: Trace) -> None:
         assert all(first[1] <= second[0] for first, second in pairwise(runs))
     positions: dict[int, int] = {}
     for run in sorted(trace.runs, key=lambda run: (run.start_ns, run.end_ns)):
-        for job_id, position in run.work.members:
+        for job_id, _, position, _ in run.work.members:
             assert position == positions.get(job_id, 0)
             done = run.steps if run.work.stage.has_steps else 1  # Fewer steps than planned, if it was stopped.
             positions[job_id] = position + done

@@ -15,7 +15,7 @@ from tilework.core.packing import Pack
 from tilework.core.request import Refusal
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget
-from tilework.core.wire.reports import Absent, Ended, Failed, Preview, Progress, Report
+from tilework.core.wire.reports import Absent, Ended, Ending, Failed, Preview, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.pipelines import serialization
 from tilework.pipelines.errors import RequestRefused
@@ -91,7 +91,7 @@ def test_members_join_and_leave_and_get_their_own_pictures(
     bench.run(steps(1, ((1, 0),), 1))
     both = bench.run(steps(2, ((1, 1), (2, 0)), 3))
     assert [type(report) for report in both] == [Progress, Progress, Ended]
-    assert (ended(both).steps_done, ended(both).stopped, ended(both).absent) == (3, False, ())
+    assert (ended(both).steps_done, ended(both).ending, ended(both).absent) == (3, Ending.DONE, ())
     assert iterations(bench, ended(both)) == {1: 4, 2: OUTPUTS}
     bench.run(steps(3, ((3, 0), (1, 4)), 2), steps(4, ((3, 2),), 2))
     together = [([1, 2], True)] * 3 + [([3, 1], True)] * 2
@@ -139,7 +139,7 @@ def test_members_are_decoded_together_without_those_that_are_lacking(tmp_path: P
 def test_a_stop_is_for_all(bench: WorkerBench, family: StableDiffusion3) -> None:
     bench.on_report = lambda report: bench.works.stop(1) if isinstance(report, Progress) else None
     end = ended(bench.run(steps(1, ((1, 0), (2, 0)), 3)))
-    assert (end.steps_done, end.stopped) == (2, True)
+    assert (end.steps_done, end.ending) == (2, Ending.STOPPED)
     assert iterations(bench, end) == {1: 2, 2: 2}
     bench.on_report = lambda report: None
     bench.run(steps(2, ((1, 2),), 4), steps(3, ((2, 2), (3, 0)), 1), steps(4, ((3, 1),), 3))
@@ -159,7 +159,7 @@ def test_a_member_whose_state_is_lacking_is_left_out(bench: WorkerBench, family:
 def test_a_work_without_members_ends_at_once(bench: WorkerBench) -> None:
     bench.run(Forget(2))
     end = ended(bench.run(steps(1, ((1, 3), (2, 0)), 3)))
-    assert (end.steps_done, end.stopped, [one.job_id for one in end.absent]) == (0, True, [1, 2])
+    assert (end.steps_done, end.ending, [one.job_id for one in end.absent]) == (0, Ending.STOPPED, [1, 2])
 
 
 def test_a_missing_state_is_reported_for_its_job_alone(bench: WorkerBench) -> None:
@@ -206,7 +206,7 @@ def test_steps_count_only_if_all_members_have_done_them(
     with monkeypatch.context() as starved:
         starved.setattr(family, part, starving)
         end = ended(bench.run(steps(1, ((1, 0), (2, 0), (9, 0)), 3)))
-    assert (end.out_of_memory, end.steps_done, [one.job_id for one in end.absent]) == (True, steps_done, [9])
+    assert (end.ending, end.steps_done, [one.job_id for one in end.absent]) == (Ending.OUT_OF_MEMORY, steps_done, [9])
     assert iterations(bench, end) == ({1: 2, 2: 2} if steps_done else {})
     assert {path.name for path in set(tmp_path.iterdir()) - known} == {one.name for one in end.blobs.values()}
 

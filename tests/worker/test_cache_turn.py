@@ -11,7 +11,7 @@ from tilework.core.model import ModelSource
 from tilework.patches.cache import PatchCache
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.worker.jobs import Job
+from tilework.worker.jobs import HeldJob
 
 NOTHING, MUCH = CacheChoice(CacheKind.PATCH, 0.0), CacheChoice(CacheKind.PATCH, 0.5)
 STEPS = 6
@@ -28,7 +28,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
 def drawn(family: Family, *choices: CacheChoice | None) -> tuple[torch.Tensor, list[CacheUse | None]]:
     """The latents of a request after all its steps, each with one of the `choices`, and what each cache did."""
     spec = tiny.spec(height=96, width=96, steps=STEPS)
-    job = Job(spec=spec, itinerary=family.info.graph.itinerary(STEPS))
+    job = HeldJob(spec=spec, itinerary=family.info.graph.itinerary(STEPS))
     job.take_outputs(dict(family.run("encode", [spec], [{}])[0]))
     job.state = family.begin(job.stage.name, job.spec, job.values)
     uses, cache = list[CacheUse | None](), PatchCache(1 << 30)

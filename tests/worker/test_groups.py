@@ -17,7 +17,7 @@ from tilework.core.comm import GroupBroken
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef
-from tilework.core.wire.reports import Ended, Failed, Progress, Report
+from tilework.core.wire.reports import Ended, Ending, Failed, Progress, Report
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
@@ -135,7 +135,7 @@ def test_the_leader_reports_and_serializes_for_its_group(member: Member) -> None
     *progress, ended = member.run(steps(2, ((JOB, 0),), 3, GROUP))
     assert progress == [Progress(2, 1), Progress(2, 2)]
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.stopped, ended.broken) == (3, False, False)
+    assert (ended.steps_done, ended.ending) == (3, Ending.DONE)
     assert member.steps_in(ended.blobs[JOB]) == 3
 
 
@@ -149,7 +149,7 @@ def test_a_survivor_serializes_a_state_that_can_be_resumed(member: Member) -> No
     for rank, work_id, first_step in ((1, 2, 0), (0, 3, 1)):
         *_, ended = member.run(steps(work_id, ((JOB, first_step),), 3, GROUP), rank=rank, calls_left=MUSTER + STEP)
         assert isinstance(ended, Ended)
-        assert (ended.steps_done, ended.broken) == (1, True)
+        assert (ended.steps_done, ended.ending) == (1, Ending.BROKEN)
         assert member.steps_in(ended.blobs[JOB]) == first_step + 1
     alone = member.run(steps(4, ((JOB, 2),), 2))[-1]
     assert isinstance(alone, Ended)
@@ -162,7 +162,7 @@ def test_steps_of_messages_that_never_came_are_not_kept(member: Member, rank: in
     member.run(steps(2, ((JOB, 0),), 1, GROUP))
     *_, ended = member.run(steps(3, ((JOB, 1),), 3, GROUP), rank=rank, right_calls=MUSTER + STEP)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
+    assert (ended.steps_done, ended.ending, ended.blobs) == (0, Ending.BROKEN, {})
     (failed,) = member.run(steps(4, ((JOB, 1),), 2))
     assert isinstance(failed, Failed), "the state is gone"
     again = member.run(steps(5, ((JOB, 0),), 3))[-1]
@@ -175,7 +175,7 @@ def test_steps_of_messages_that_never_came_are_not_kept(member: Member, rank: in
 def test_what_is_heard_wrong_of_the_other_member_is_not_believed(member: Member) -> None:
     (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), right_calls=0)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.stopped) == (0, True, False)
+    assert (ended.steps_done, ended.ending) == (0, Ending.BROKEN)
 
 
 @pytest.mark.parametrize("right_steps", [0, 1])
@@ -193,20 +193,20 @@ def test_an_error_that_follows_from_wrong_messages_is_none_of_the_model(
     monkeypatch.setattr(member.family, "predict", fail)
     *_, ended = member.run(steps(2, ((JOB, 0),), 3, GROUP), right_calls=MUSTER + right_steps * STEP)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
+    assert (ended.steps_done, ended.ending, ended.blobs) == (0, Ending.BROKEN, {})
 
 
 def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
     (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), calls_left=0)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
+    assert (ended.steps_done, ended.ending, ended.blobs) == (0, Ending.BROKEN, {})
     assert len(member.works) == 0
 
 
 def test_no_member_begins_if_one_lacks_the_state(member: Member) -> None:
     (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken) == (0, True)
+    assert (ended.steps_done, ended.ending) == (0, Ending.BROKEN)
 
 
 def test_a_member_that_lacks_the_state_informs_the_group_and_reports_why(member: Member) -> None:
@@ -221,7 +221,7 @@ def test_a_member_that_lacks_the_state_of_a_work_that_is_stopped_revokes_it(memb
     """What was to write the state was stopped, too."""
     (revoked,) = member.run(steps(2, ((JOB, 2),), 1, GROUP), rank=1, other_flag=STOPPED)
     assert isinstance(revoked, Ended)
-    assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
+    assert (revoked.steps_done, revoked.ending) == (0, Ending.STOPPED)
 
 
 def test_the_leader_looks_again_for_a_stop_when_a_member_lacks_the_state(
@@ -237,13 +237,13 @@ def test_the_leader_looks_again_for_a_stop_when_a_member_lacks_the_state(
     monkeypatch.setattr(EchoComm, "all_gather", stop_meanwhile)
     (revoked,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
     assert isinstance(revoked, Ended)
-    assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
+    assert (revoked.steps_done, revoked.ending) == (0, Ending.STOPPED)
 
 
 def test_a_queued_work_is_revoked_if_the_leader_knows_of_it(member: Member) -> None:
     (revoked,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), rank=1, other_flag=STOPPED)
     assert isinstance(revoked, Ended)
-    assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
+    assert (revoked.steps_done, revoked.ending) == (0, Ending.STOPPED)
     member.works.open(3, (JOB,))
     member.works.stop(3)
     member.works.open = lambda *_: None  # type: ignore[method-assign]  # It is open, and stopped.
@@ -256,7 +256,7 @@ def test_a_running_group_stops_where_its_leader_wants_to(member: Member) -> None
     member.on_report = lambda report: member.works.stop(2) if report == Progress(2, 1) else None
     *_, ended = member.run(steps(2, ((JOB, 0),), 4, GROUP))
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.stopped) == (2, True)
+    assert (ended.steps_done, ended.ending) == (2, Ending.STOPPED)
     assert member.steps_in(ended.blobs[JOB]) == 2
 
 
@@ -269,7 +269,7 @@ def test_a_decode_runs_in_a_group_whose_leader_reports(member: Member, rank: int
     member.run(steps(2, ((JOB, 0),), 4))
     (ended,) = member.run(decode_together(3), rank=rank)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, len(ended.images)) == (1, False, 1 - rank)
+    assert (ended.steps_done, ended.ending, len(ended.images)) == (1, Ending.DONE, 1 - rank)
     assert member.groups.comm.calls_left < 90, "it was shared"
 
 
@@ -277,7 +277,7 @@ def test_a_decode_whose_group_breaks_is_not_done_and_can_be_done_again(member: M
     member.run(steps(2, ((JOB, 0),), 4))
     (ended,) = member.run(decode_together(3), calls_left=MUSTER + 3)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.images) == (0, True, {})
+    assert (ended.steps_done, ended.ending, ended.images) == (0, Ending.BROKEN, {})
     (alone,) = member.run(decode(4, JOB))
     assert isinstance(alone, Ended)
     assert len(alone.images) == 1
@@ -287,7 +287,7 @@ def test_a_decode_of_messages_that_never_came_is_not_done_and_can_be_done_again(
     member.run(steps(2, ((JOB, 0),), 4))
     (ended,) = member.run(decode_together(3), right_calls=MUSTER + 3)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken, ended.images) == (0, True, {})
+    assert (ended.steps_done, ended.ending, ended.images) == (0, Ending.BROKEN, {})
     (alone,) = member.run(decode(4, JOB))
     assert isinstance(alone, Ended)
     assert len(alone.images) == 1
@@ -325,7 +325,7 @@ def test_a_member_that_runs_out_of_memory_breaks_its_group_off_and_keeps_its_ste
     monkeypatch.setattr(family, "predict", predict)
     ended = member.run(steps(2, ((JOB, 0),), 4, GROUP))[-1]
     assert isinstance(ended, Ended)
-    assert (ended.out_of_memory, ended.broken, ended.steps_done) == (True, False, 2)
+    assert (ended.ending, ended.steps_done) == (Ending.OUT_OF_MEMORY, 2)
     assert member.steps_in(ended.blobs[JOB]) == 2
     assert GROUP.group_id in member.groups.broken
     assert family.parallel.degree == 1

@@ -15,7 +15,7 @@ from builders import PIPELINE, table
 from commands import encode, steps
 from lazy_streams import LazyStreams
 from tilework.core.model import SimulatedSource
-from tilework.core.wire.reports import Ended, Failed, Preview, Progress, Report
+from tilework.core.wire.reports import Ended, Ending, Failed, Preview, Progress, Report
 from tilework.pipelines.family import Values
 from tilework.worker import launched_steps
 from tilework.worker.launched_steps import LaunchedSteps
@@ -93,17 +93,17 @@ def failing(at: str, error: Exception) -> Callable[[str], None]:
     return react
 
 
-def end(reports: Sequence[Report]) -> tuple[int, bool, bool, bool]:
-    """Steps, whether it was stopped, and was out of memory, and whether a state was written."""
+def end(reports: Sequence[Report]) -> tuple[int, Ending, bool]:
+    """Return the steps of a work, how it ended, and whether a state was written."""
     ended = reports[-1]
     assert isinstance(ended, Ended), ended
-    return ended.steps_done, ended.stopped, ended.out_of_memory, bool(ended.blobs)
+    return ended.steps_done, ended.ending, bool(ended.blobs)
 
 
 def test_a_short_step_is_launched_before_the_last_is_done_and_never_two(bench: WorkerBench, family: Queued) -> None:
     reports = bench.run(steps(2, ((JOB, 0),), 4))
     assert family.happened == AHEAD
-    assert end(reports) == (4, False, False, True)
+    assert end(reports) == (4, Ending.DONE, True)
 
 
 def test_loads_begin_before_each_step(bench: WorkerBench, family: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +125,14 @@ def test_a_stop_ends_a_work_after_the_step_that_was_launched_last(
 ) -> None:
     family.react = lambda entry: bench.works.stop(2) if entry == asked_at else None
     reports = bench.run(steps(2, ((JOB, 0),), 4))
-    assert end(reports) == (steps_done, True, False, True)
+    assert end(reports) == (steps_done, Ending.STOPPED, True)
     assert family.happened[-1] == f"done {steps_done}"
     assert end(bench.run(steps(3, ((JOB, steps_done),), 4)))[0] == 4 - steps_done, "it goes on there"
 
 
 def test_without_memory_for_a_step_the_one_that_runs_still_counts(bench: WorkerBench, family: Queued) -> None:
     family.react = failing("launch 3", torch.OutOfMemoryError("CUDA out of memory"))
-    assert end(bench.run(steps(2, ((JOB, 0),), 4))) == (2, False, True, True)
+    assert end(bench.run(steps(2, ((JOB, 0),), 4))) == (2, Ending.OUT_OF_MEMORY, True)
     assert family.happened[-2:] == ["launch 3", "done 2"]
 
 
@@ -140,7 +140,7 @@ def test_without_memory_for_a_step_the_one_that_runs_still_counts(bench: WorkerB
 def test_no_step_counts_if_the_device_fails_in_one(bench: WorkerBench, family: Queued, at: str) -> None:
     """One that is queued behind it has read what it wrote."""
     family.react = failing(at, RuntimeError("CUDA error: out of memory"))
-    assert end(bench.run(steps(2, ((JOB, 0),), 4))) == (0, False, True, False)
+    assert end(bench.run(steps(2, ((JOB, 0),), 4))) == (0, Ending.OUT_OF_MEMORY, False)
 
 
 def test_no_step_counts_if_the_device_fails_in_one_while_the_next_is_refused(

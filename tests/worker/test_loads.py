@@ -15,7 +15,7 @@ from commands import MODEL, decode, encode, steps
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component
 from tilework.core.wire.commands import DropWeights, LoadWeights
-from tilework.core.wire.reports import Ended, WeightsLoaded
+from tilework.core.wire.reports import Ended, Ending, WeightsLoaded
 from tilework.pipelines.components import weights_of
 from tilework.pipelines.draw import draw
 from tilework.pipelines.families.sd3 import StableDiffusion3
@@ -116,7 +116,7 @@ def test_a_work_that_is_stopped_while_it_waits_ends_without_its_weights(rig: Loa
     assert rig.ends == ["w1"]
     [end] = rig.bench.reports
     assert isinstance(end, Ended)
-    assert (end.stopped, end.steps_done) == (True, 0)
+    assert (end.ending, end.steps_done) == (Ending.STOPPED, 0)
     assert rig.worker.load_block(), "the load goes on"
 
 

@@ -25,13 +25,12 @@ from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.cli.sizes import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
-from tilework.control.driver.result import Ending
 from tilework.core.actions import Reject, RunWork
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire.reports import Ended, Failed, Report
+from tilework.core.wire.reports import Ended, Ending, Failed, Report
 from tilework.core.wire.spec import Spec
 from tilework.cost.memory import FORGET_NS, MemoryLimits
 from tilework.cost.table import CostTable
@@ -232,7 +231,7 @@ def starving(monkeypatch: pytest.MonkeyPatch, family: Family, name: str, at: int
 
 
 def result(ended: Ended) -> tuple[int, bool, bool]:
-    return ended.steps_done, ended.out_of_memory, bool(ended.blobs)
+    return ended.steps_done, ended.ending is Ending.OUT_OF_MEMORY, bool(ended.blobs)
 
 
 def picture(ended: Ended) -> np.ndarray:

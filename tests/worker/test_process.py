@@ -26,7 +26,7 @@ from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
-from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
+from tilework.core.wire.reports import Ended, Ending, Loaded, LoadFailed, Progress, Report, StartedOver
 from tilework.pipelines.errors import LibraryMissing
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker import process
@@ -197,7 +197,7 @@ def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
         pass
     worker.send(StopWork(3), StopWork(2))
     ended = [report for report in worker.receive_until_end_of(4) if isinstance(report, Ended)]
-    assert [(report.work_id, report.stopped) for report in ended] == [(2, True), (3, True), (4, False)]
+    assert [(report.work_id, report.ending is Ending.STOPPED) for report in ended] == [(2, True), (3, True), (4, False)]
     assert 1 <= ended[0].steps_done < 100_000
     assert (ended[1].steps_done, ended[2].steps_done) == (0, 1)
 
@@ -209,7 +209,7 @@ def test_to_start_over_stops_what_came_before(worker: Child) -> None:
     worker.send(StartOver(), encode(1, 1, tiny.spec()))
     reports = [report for report in worker.receive_until_end_of(1) if not isinstance(report, Progress)]
     ended = [report for report in reports if isinstance(report, Ended)]
-    assert [(report.work_id, report.stopped) for report in ended] == [(2, True), (3, True), (1, False)]
+    assert [(report.work_id, report.ending is Ending.STOPPED) for report in ended] == [(2, True), (3, True), (1, False)]
     assert reports.index(StartedOver()) == len(reports) - 2, "what came before has ended"
 
 

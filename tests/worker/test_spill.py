@@ -17,7 +17,7 @@ from commands import decode, encode, import_state, steps
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import SavedState
 from tilework.core.wire.commands import Execute, Forget, NoteSaved
-from tilework.core.wire.reports import Ended, Failed, KeptStates, Report
+from tilework.core.wire.reports import Ended, Ending, Failed, KeptStates, Report
 from tilework.core.wire.spec import Image
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
@@ -144,7 +144,7 @@ def test_a_work_that_was_stopped_before_it_began_reads_nothing(bench: WorkerBenc
     bench.worker.execute(steps(2, ((1, 0),), 1))
     ended = bench.reports[-1]
     assert isinstance(ended, Ended)
-    assert (ended.stopped, bench.worker.kept.num_returns) == (True, 0)
+    assert (ended.ending, bench.worker.kept.num_returns) == (Ending.STOPPED, 0)
 
 
 def test_a_spilled_job_whose_blob_is_gone_is_not_here_but_may_be_elsewhere(bench: WorkerBench) -> None:

@@ -21,7 +21,7 @@ from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Calibrate, Execute, Forget, ImportState, Quit, StartOver
-from tilework.core.wire.reports import Calibrated, Ended, Failed, Progress, Report, StartedOver
+from tilework.core.wire.reports import Calibrated, Ended, Ending, Failed, Progress, Report, StartedOver
 from tilework.core.wire.spec import Image
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
@@ -82,7 +82,7 @@ def image_of(report: Report) -> np.ndarray:
 
 def end_of(report: Report) -> tuple[int, bool]:
     assert isinstance(report, Ended), report
-    return report.steps_done, report.stopped
+    return report.steps_done, report.ending is Ending.STOPPED
 
 
 def reason_of(report: Report) -> str:

@@ -22,7 +22,7 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.hosts import Hosts, hosts, log_lines
 from suite.network import Way, missing
 from suite.stats import exact
-from tilework.control.log import BadLog, Entry, read_log
+from tilework.control.log import BadLog, LogEntry, read_log
 from tilework.core.actions import Accept, Finish, RunWork
 from tilework.core.events import DeviceLost, NodeLost, Restored
 
@@ -278,16 +278,16 @@ class _Faults:
             return False
 
 
-def _entries(lines: list[str]) -> list[Entry]:
+def _entries(lines: list[str]) -> list[LogEntry]:
     """What is in a log; its server may have been killed while it wrote, even the first line."""
-    found: list[Entry] = []
+    found: list[LogEntry] = []
     with suppress(BadLog):
         for entry in read_log(lines)[1]:
             found.append(entry)
     return found
 
 
-def _of_logs(logs: list[list[Entry]], late: set[str]) -> Counter[str]:
+def _of_logs(logs: list[list[LogEntry]], late: set[str]) -> Counter[str]:
     """What the logs of all starts say: images that ended in two of them, and promises broken without a loss.
 
     A late image is excused if a device of one of its runs was lost while it was open, or if the server was.

@@ -16,7 +16,7 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stages import DIFFUSE
 from suite.stats import bootstrap, extremes, median
 from tilework.control.controller import ControllerConfig
-from tilework.control.log import Entry, entry_line, read_log
+from tilework.control.log import LogEntry, entry_line, read_log
 from tilework.core.actions import Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
@@ -274,7 +274,7 @@ class _Recorder(Observer):
         }
 
 
-def _write_us(entries: list[Entry], path: Path) -> float:
+def _write_us(entries: list[LogEntry], path: Path) -> float:
     with path.open("w", encoding="utf-8") as file:
 
         def lines() -> None:

@@ -44,6 +44,23 @@ def load_bound_ns(stage: Stage, costs: CostModel) -> int:
 
 
 def reserve(
+    block: Block, request: Request, left: Cursor, width: int, memories: Sequence[Memory] | None, costs: CostModel
+) -> Block:
+    """Return the block for a job's remaining work in this width, on the devices that the block has.
+
+    `memories` are those of its devices that are up, in their order; None where no device ever loads anything. A block
+    without work for a CPU slot has none. Raises UnknownCost.
+    """
+    if memories is None:
+        demand, unloaded = reserved_at(request, left, width, costs), None
+    else:
+        demand, unloaded = _with_loads(request, left, width, memories, costs)
+    slot = block.slot if demand.slot is not None else None
+    # Written out: `replace` takes twice as long.
+    return Block(block.due_ns, block.ready_ns, demand, block.devices, slot, unloaded, block.within)
+
+
+def _with_loads(
     request: Request, left: Cursor, width: int, memories: Sequence[Memory], costs: CostModel
 ) -> tuple[Demand, Demand | None]:
     """Return a job's remaining work on devices with these memories, and elsewhere if that is more (`Block.unloaded`).

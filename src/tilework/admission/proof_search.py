@@ -15,7 +15,6 @@ from tilework.admission.what_if import WhatIf, due
 from tilework.core.interfaces import Block, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, Margin
-from tilework.cost.demand import reserved_at
 
 Degrees = Callable[[Request, CostModel], Sequence[int]]
 """The degrees at which the policy may run a request."""
@@ -141,15 +140,9 @@ class ProofSearch:
         """Return the reservation of a job in each width that its policy may give it, without a group, in that order."""
         costs, cursor = self.what_if.costs, self.what_if.cursor(job)
         widest = max(map(len, nodes_within(self.what_if.places.nodes, former.within)), default=0)
-        found = []
-        for degree in self.degrees(job.request, costs) if cursor.stage is not None else ():
-            if degree <= widest:
-                if self.what_if.view.needs_loads:
-                    demand, _ = reserve(job.request, cursor, degree, (), costs)
-                else:
-                    demand = reserved_at(job.request, cursor, degree, costs)
-                found.append(replace(former, demand=demand, devices=(), slot=None, unloaded=None))
-        return found
+        degrees = self.degrees(job.request, costs) if cursor.stage is not None else ()
+        bare, memories = replace(former, devices=(), slot=None), () if self.what_if.view.needs_loads else None
+        return [reserve(bare, job.request, cursor, one, memories, costs) for one in degrees if one <= widest]
 
     def _candidates(self, blocks: Sequence[Block]) -> Iterator[Candidate]:
         for anew in (False, True):

@@ -14,7 +14,6 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, Boundary, CostModel, DeviceView, JobView, Reserves
 from tilework.core.work import Group, Preload, Start
-from tilework.cost.demand import reserved_at
 from tilework.policy.toolkit.buddy_allocator import nodes
 
 
@@ -148,14 +147,10 @@ class WhatIf:
 
     def _reserve(self, job: JobView, block: Block, width: int) -> None:
         """Compute the reservation of a job anew, for its devices as they are after the starts."""
-        progress, unloaded = self.cursor(job), None
+        memories = None
         if self.view.needs_loads:
             memories = [self.memory(device_id) for device_id in block.devices if device_id in self.up]
-            remaining, unloaded = reserve(job.request, progress, width, memories, self.costs)
-        else:
-            remaining = reserved_at(job.request, progress, width, self.costs)
-        slot = block.slot if remaining.slot is not None else None
-        self.changed[job.job_id] = replace(block, demand=remaining, slot=slot, unloaded=unloaded)
+        self.changed[job.job_id] = reserve(block, job.request, self.cursor(job), width, memories, self.costs)
 
     def memory(self, device_id: int) -> Memory:
         """Return the components of a device after the starts."""

@@ -68,6 +68,8 @@ class Admit:
             accepts.append(_accept(entered[-1].job, answer.why, uses_cache=uses_cache))
             accepts += self._stop(answer.promise)
         self._next_job_id += len(entered)
+        for one in entered:  # Not before all are accepted: the heap of times to look cannot take a job back.
+            self._expiry.watch(one.job)
         if any(one.job.promised is not None for one in entered):
             self._guard.recheck()
         return accepts
@@ -94,6 +96,7 @@ class Admit:
             answer = replace(answer, demand=self._policy.demand(chosen, left, self._costs))
         job = self._enter(chosen, answer, 0, position).job
         self._next_job_id += 1
+        self._expiry.watch(job)
         self._guard.recheck()
         why = f"it had been accepted before; {answer.why}"
         return [_accept(job, why, uses_cache=chosen.cache != request.cache)]
@@ -134,11 +137,12 @@ class Admit:
 
     def _enter(self, request: Request, answer: Admitted, index: int, position: int = 0) -> _Entered:
         promise, former = answer.promise, dict[int, Block]()
-        for job_id, block in promise.others.items() if promise is not None else ():
-            job = self._tracker.jobs[job_id]
-            assert job.promised is not None
-            former[job_id] = job.promised
-            self._tracker.reserve(job, block.demand.width, block.devices, block.slot)
+        if promise is not None:
+            for job_id in promise.others:
+                block = self._tracker.jobs[job_id].promised
+                assert block is not None
+                former[job_id] = block
+            self._tracker.reserve_all(promise.others)
         delay_ns = self._tracker.delay_ns(request)
         job = Job(
             job_id=self._next_job_id + index,
@@ -151,14 +155,12 @@ class Admit:
             done=self._costs.start(request).itinerary.at[position],
         )
         self._tracker.add_job(job)
-        self._expiry.watch(job)
         return _Entered(job, former)
 
     def _take_back(self, entered: Sequence[_Entered]) -> None:
         for job, former in reversed(entered):
             self._tracker.remove_job(job)
-            for job_id, block in former.items():
-                self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices, block.slot)
+            self._tracker.reserve_all(former)
 
     def _reject(
         self, requests: Sequence[Request], index: int, answer: Reject, now_ns: int, budget: SearchBudget

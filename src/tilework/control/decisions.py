@@ -143,8 +143,8 @@ def steps_of(work: Work, job_id: int | None = None) -> tuple[int, int] | None:
     """Return the first and last denoising step of a member (default: the first one), from 1; None for other stages."""
     if not work.stage.has_steps:
         return None
-    place = work.job_ids.index(job_id) if job_id in work.job_ids else 0
-    return work.first_steps[place] + 1, work.first_steps[place] + work.num_steps
+    member = next((one for one in work.members if one.job_id == job_id), work.members[0])
+    return member.first_step + 1, member.first_step + work.num_steps
 
 
 def devices_text(devices: Group) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.control.log import Header
+from tilework.control.log import LogHeader
 from tilework.core.actions import Action, LoadComponents, ReadComponents
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request, Status
@@ -107,7 +107,7 @@ class History:
     placements in order of time.
     """
 
-    header: Header
+    header: LogHeader
     end_ns: int
     works: tuple[PastWork, ...]
     requests: tuple[PastRequest, ...]

@@ -16,7 +16,7 @@ from tilework.control.history import (
     PastRequest,
     PastWork,
 )
-from tilework.control.log import BadLog, Header, ignore, read_log, served_table
+from tilework.control.log import BadLog, LogHeader, ignore, read_log, served_table
 from tilework.core.actions import (
     Accept,
     Action,
@@ -88,7 +88,7 @@ class _InFlight:
 class HistoryRecorder:
     """Builds a history from the events and actions of a controller, call by call."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: LogHeader) -> None:
         self._header = header
         self._costs = TableCosts(header.table)
         self._now_ns = 0

@@ -26,6 +26,7 @@ from tilework.core.cache import CacheChoice
 from tilework.core.events import Event, ModelServed
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import UsedLora
+from tilework.core.work import Member, Work
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
@@ -56,7 +57,7 @@ class BadLog(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """One `handle` call; `text` is its line in the log."""
 
     line: int
@@ -67,7 +68,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class LogHeader:
     """The first line of a log, or of one of its segments.
 
     `devices` are up and `open` requests are open where a later segment begins; both are empty where a log begins. If it
@@ -123,7 +124,7 @@ def ignore(_text: str) -> None:
     """Ignore a warning."""
 
 
-def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[Header, Iterator[Entry]]:
+def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[LogHeader, Iterator[LogEntry]]:
     """Split a log, of one or more segments in order, into the header of the first and all entries.
 
     `warn` gets a text about what is left out: what is unknown in a header, and the last line if it was cut off while it
@@ -134,7 +135,7 @@ def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tupl
     return header, _entries(iterator, header.segment, _Stages(header.table), warn)
 
 
-def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) -> Header:
+def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) -> LogHeader:
     """Return the header in a document. Raises BadLog."""
     if "tilework_log" not in document:
         raise BadLog(f"line {line} is not the header of a log; give a file that `tilework serve --log` wrote")
@@ -147,7 +148,7 @@ def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) ->
     unknown = _Unknown()
     try:
         table = parse_table(document["cost_table"], unknown.table)
-        header = Header(
+        header = LogHeader(
             version=document["version"],
             config=_config(document["config"], unknown),
             table=table,
@@ -188,7 +189,7 @@ class _Unknown:
             warn(f"{place} is read without what is unknown in it: {self.texts[0]}{more}")
 
 
-def _entries(lines: Iterator[str], segment: int, stages: _Stages, warn: Callable[[str], None]) -> Iterator[Entry]:
+def _entries(lines: Iterator[str], segment: int, stages: _Stages, warn: Callable[[str], None]) -> Iterator[LogEntry]:
     now_ns = 0
     for line, text in enumerate(lines, start=2):
         try:
@@ -277,12 +278,12 @@ class _Stages:
         return self._by_text[text]
 
 
-def _entry(document: dict[str, Any], text: str, line: int, stages: _Stages, warn: Callable[[str], None]) -> Entry:
+def _entry(document: dict[str, Any], text: str, line: int, stages: _Stages, warn: Callable[[str], None]) -> LogEntry:
     try:
         event = _from_plain(document["event"], _EVENTS[document["event"]["is"]], stages)
         if isinstance(event, ModelServed):
             stages.add(served_table(event, f"line {line}", warn))
-        return Entry(
+        return LogEntry(
             line=line,
             now_ns=_from_plain(document["t"], int, stages),
             event=event,
@@ -315,6 +316,8 @@ def _load(text: str, line: int) -> dict[str, Any]:
 
 _EVENTS: dict[str, type] = {event.__name__: event for event in get_args(Event)}
 _ACTIONS: dict[str, type] = {action.__name__: action for action in get_args(Action)}
+_MEMBER_LISTS = tuple(f"{name}s" for name in Member._fields)
+"""Names of the lists in which the log has the members of a work: their job ids, their attempts and so on."""
 
 
 def _plain(value: Any) -> Any:
@@ -323,7 +326,18 @@ def _plain(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, Stage):
         return str(value)
+    if isinstance(value, Work):
+        return _plain_work(value)
     return _given(value)
+
+
+def _plain_work(work: Work) -> dict[str, Any]:
+    """Return the fields of a work, with a list for each field of its members in the place of these."""
+    lists = {name: [one[place] for one in work.members] for place, name in enumerate(_MEMBER_LISTS)}
+    plain: dict[str, Any] = {}
+    for name, one in _given(work).items():
+        plain |= lists if name == "members" else {name: one}
+    return plain
 
 
 def _given(value: Any) -> dict[str, Any]:
@@ -356,6 +370,8 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
         return tuple(_from_plain(item, kind, stages) for item, kind in zip(plain, arguments, strict=True))
     if origin in (tuple, frozenset):
         return origin(_from_plain(item, arguments[0], stages) for item in plain)
+    if cls is Member:
+        return Member(*(_from_plain(number, int, stages) for number in plain))
     if isinstance(cls, EnumType):
         return cls(plain)
     if cls in (int, float, str, bool):
@@ -363,6 +379,8 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
             raise TypeError(f"{plain!r} is not of type {cls.__name__}")
         return plain
     hints = _hints(cls)
+    if cls is Work:
+        plain = plain | {"members": zip(*(plain[name] for name in _MEMBER_LISTS), strict=True)}
     return cls(**{name: _from_plain(plain[name], hint, stages) for name, hint in hints.items() if name in plain})
 
 

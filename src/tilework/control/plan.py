@@ -76,7 +76,7 @@ class Planner:
             review = self._guard.review(plan.starts, self._tracker, self._costs, now_ns)
             actions += self._held_back(plan.starts, review.starts)
             actions += [action for start in review.starts for action in self._start(start)]
-            self._reserve(review.blocks)
+            self._tracker.reserve_all(review.blocks)
             self._update_proof(now_ns)
             forced = self._guard.forced(self._tracker, self._costs, now_ns)
             actions += [action for start in forced for action in self._start(start)]
@@ -105,7 +105,7 @@ class Planner:
                 continue
             actions += self._held_back((start,), review.starts)
             actions += [action for one in review.starts for action in self._start(one)]
-            self._reserve(review.blocks)
+            self._tracker.reserve_all(review.blocks)
         return actions
 
     def _preload(self, preloads: Sequence[Preload], now_ns: int) -> list[Action]:
@@ -118,7 +118,7 @@ class Planner:
             blocks = self._guard.review_preload(preload, self._tracker, self._costs, now_ns)
             if blocks is not None:
                 actions += self._components.preload(preload)
-                self._reserve(blocks)
+                self._tracker.reserve_all(blocks)
         if actions:
             self._update_proof(now_ns)
         return actions
@@ -133,7 +133,7 @@ class Planner:
             blocks = self._guard.review_measurement(asked, group, self._tracker, self._costs, now_ns)
             if blocks is not None:
                 self._measurements.take(group)
-                self._reserve(blocks)
+                self._tracker.reserve_all(blocks)
                 break
         actions = self._measurements.begin()
         if actions:
@@ -188,7 +188,7 @@ class Planner:
                     continue
                 blocks = reviewed
             actions += [Stop(work.work_id) for work in self._tracker.stop(jobs)]
-            self._reserve(blocks)
+            self._tracker.reserve_all(blocks)
         return actions, is_vetoed
 
     def _held_back(self, wanted: Sequence[Start], made: Sequence[Start]) -> list[Action]:
@@ -212,11 +212,7 @@ class Planner:
 
     def _update_proof(self, now_ns: int) -> None:
         """Let the guard update its proof."""
-        self._reserve(self._guard.update(self._tracker, self._costs, now_ns))
-
-    def _reserve(self, blocks: Mapping[int, Block]) -> None:
-        for job_id, block in blocks.items():
-            self._tracker.reserve(self._tracker.jobs[job_id], block.demand.width, block.devices, block.slot)
+        self._tracker.reserve_all(self._guard.update(self._tracker, self._costs, now_ns))
 
     def _wake(self, *wanted_ns: int | None) -> list[Action]:
         """Ask for a wake-up at the earliest of these times, unless one is due by then."""

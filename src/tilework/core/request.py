@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tilework.core.cache import CacheChoice
 from tilework.core.graph.stage import ResultKind
@@ -82,6 +82,11 @@ class Terms:
     tenant_weight: float = 1.0
     room: float = 1.0
     promise_share: float = 1.0
+
+    @property
+    def as_fields(self) -> dict[str, Any]:
+        """Values by name, as arguments of the `Request` that is accepted on these terms."""
+        return {name: getattr(self, name) for name in Terms.__slots__}
 
 
 DEFAULT_TERMS = Terms()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
 from tilework.core.graph.stage import Stage
@@ -56,44 +57,52 @@ class ReadAhead:
     forgets: tuple[Component, ...] = ()
 
 
+class Member(NamedTuple):
+    """A job in a work, in one of its attempts.
+
+    When the work begins, the job is at `position` on its way (`core.graph.itinerary.Itinerary`), and has made
+    `first_step` steps.
+    """
+
+    job_id: int
+    attempt: int
+    position: int
+    first_step: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A `Start` that the controller has accepted.
+    """A `Start` that the controller has accepted, for its `members`, in their order.
 
-    `attempts[i]` is the attempt of `job_ids[i]` that it belongs to, `positions[i]` the position of this job on its way
-    (`core.graph.itinerary.Itinerary`) when the work begins, and `first_steps[i]` the number of steps that it has made
-    by then. `after` names the works after which it is queued. A `sliced` work takes less memory and more time.
+    `after` names the works after which it is queued. A `sliced` work takes less memory and more time.
     """
 
     work_id: int
     stage: Stage
-    job_ids: tuple[int, ...]
-    attempts: tuple[int, ...]
-    positions: tuple[int, ...]
-    first_steps: tuple[int, ...]
+    members: tuple[Member, ...]
     devices: Group
     num_steps: int
     why: str
     after: tuple[int, ...] = ()
     sliced: bool = False
+    job_ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def members(self) -> tuple[tuple[int, int], ...]:
-        """Each job with its position before the work."""
-        return tuple(zip(self.job_ids, self.positions, strict=True))
+    def __post_init__(self) -> None:
+        """Policies ask for the jobs of a work at every plan, so the ids are listed once."""
+        object.__setattr__(self, "job_ids", tuple([one.job_id for one in self.members]))
+
+    def member(self, job_id: int) -> Member:
+        """Return the member with this job. Raises KeyError if it is none."""
+        for one in self.members:
+            if one.job_id == job_id:
+                return one
+        raise KeyError(job_id)
 
     def without(self, left_out: Collection[int]) -> Work:
         """Return the work without these members."""
         if not left_out:
             return self
-        kept = [index for index, job_id in enumerate(self.job_ids) if job_id not in left_out]
-        return replace(
-            self,
-            job_ids=tuple(self.job_ids[index] for index in kept),
-            attempts=tuple(self.attempts[index] for index in kept),
-            positions=tuple(self.positions[index] for index in kept),
-            first_steps=tuple(self.first_steps[index] for index in kept),
-        )
+        return replace(self, members=tuple(one for one in self.members if one.job_id not in left_out))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilework.control.driver.in_flight import is_cut_off, merge_cut_off
+from tilework.control.driver.in_flight import merge_cut_off
 from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
@@ -233,7 +233,7 @@ class CellExecutor:
         elif isinstance(report, StartedOver):
             self._collect(device_id, worker, "start", 0, report)
         else:
-            if isinstance(report, Failed) or is_cut_off(report):  # The others must not wait for it.
+            if isinstance(report, Failed) or report.ending.is_cut_off:  # The others must not wait for it.
                 self._inner.break_off(self._running[device_id, report.work_id])
             if self._collect(device_id, worker, "work", report.work_id, report):
                 del self._running[device_id, report.work_id]
@@ -319,7 +319,7 @@ class CellExecutor:
         if isinstance(first, StartedOver):
             return first
         failed = [one for one in reports if isinstance(one, Failed)]
-        if isinstance(first, Ended) and not is_cut_off(first):
+        if isinstance(first, Ended) and not first.ending.is_cut_off:
             merged: _End = first
         elif failed:
             merged = failed[0]

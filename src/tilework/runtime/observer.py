@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.admission.reservation_guard import GuardCounts
-from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import START_MARGINS, Margins
-from tilework.core.wire.reports import DeviceReading, KeptStates
+from tilework.core.wire.reports import DeviceReading, Ending, KeptStates
 from tilework.core.work import NewPlacement, Work
 from tilework.cost.corrections import Deviations
 from tilework.runtime.encode_cache import CacheUsage

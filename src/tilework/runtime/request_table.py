@@ -10,7 +10,7 @@ from tilework.runtime.ticket import Ticket
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Entry:
+class RequestEntry:
     """An open request. `image` or `file` is the latest one that a work has reported."""
 
     spec: Spec
@@ -27,20 +27,20 @@ class RequestTable:
     """Open requests by job id and by uid."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, RequestEntry] = {}
         self._job_ids: dict[str, int] = {}
 
-    def __getitem__(self, job_id: int) -> Entry:
+    def __getitem__(self, job_id: int) -> RequestEntry:
         return self._entries[job_id]
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[RequestEntry]:
         return iter(self._entries.values())
 
     @property
     def uids(self) -> list[str]:
         return list(self._job_ids)
 
-    def get(self, job_id: int) -> Entry | None:
+    def get(self, job_id: int) -> RequestEntry | None:
         return self._entries.get(job_id)
 
     def job_id(self, uid: str) -> int | None:
@@ -48,10 +48,10 @@ class RequestTable:
         return self._job_ids.get(uid)
 
     def add(self, job_id: int, spec: Spec, ticket: Ticket) -> None:
-        self._entries[job_id] = Entry(spec=spec, ticket=ticket)
+        self._entries[job_id] = RequestEntry(spec=spec, ticket=ticket)
         self._job_ids[ticket.request.uid] = job_id
 
-    def remove(self, job_id: int) -> Entry:
+    def remove(self, job_id: int) -> RequestEntry:
         entry = self._entries.pop(job_id)
         del self._job_ids[entry.ticket.request.uid]
         return entry

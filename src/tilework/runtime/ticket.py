@@ -32,7 +32,7 @@ class Wanted:
 
     def request(self, info: ModelInfo | None) -> Request:
         """Return the request for scheduling. Without `info` the model is not served, and it is never scheduled."""
-        spec, terms = self.spec, self.terms
+        spec = self.spec
         return Request(
             uid=self.uid,
             pipeline=self.model if info is None else info.name,
@@ -49,13 +49,7 @@ class Wanted:
             result=spec.result,
             cache=spec.cache,
             spare_cache=spec.spare_cache,
-            on_miss=terms.on_miss,
-            tenant=terms.tenant,
-            priority=terms.priority,
-            weight=terms.weight,
-            tenant_weight=terms.tenant_weight,
-            room=terms.room,
-            promise_share=terms.promise_share,
+            **self.terms.as_fields,
         )
 
 
@@ -74,7 +68,7 @@ def _passes(spec: Spec, info: ModelInfo) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class WorkSegment:
     """One executed work of a request, on the engine's clock. `num_steps` is 0 for a stage without steps.
 
     A `sliced` work ran with less memory. `batch` requests shared its forward passes, this one included. `load_ns` is
@@ -110,13 +104,13 @@ class Outcome:
     reason: str
     finished_ns: int
     image: Image | None
-    segments: tuple[Segment, ...]
+    segments: tuple[WorkSegment, ...]
     file: File | None = None
     refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class TicketPreview:
     """The look of an image after `steps_done` of its request's steps."""
 
     steps_done: int
@@ -138,11 +132,11 @@ class Ticket:
     eta_p90_ns: int
     outcome: asyncio.Future[Outcome]
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[WorkSegment] = field(default_factory=list)
     history: list[tuple[int, Action]] = field(default_factory=list)
     steps_done: int = 0
     first_start_ns: int | None = None
-    preview: Preview | None = None
+    preview: TicketPreview | None = None
     is_running: bool = False
     refusal: Refusal | None = None
     taken_back: bool = False
@@ -181,11 +175,11 @@ class Ticket:
         self.steps_done = steps_done
         self._tell()
 
-    def show(self, preview: Preview) -> None:
+    def show(self, preview: TicketPreview) -> None:
         self.preview = preview
         self._tell()
 
-    def add(self, segment: Segment, first_step: int) -> None:
+    def add(self, segment: WorkSegment, first_step: int) -> None:
         """Add a finished work, which began when `first_step` steps were done.
 
         A work of several devices is added when the last of them has reported: a later work may have been added before

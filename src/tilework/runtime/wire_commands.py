@@ -12,13 +12,14 @@ from tilework.core.work import Work
 
 def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -> Execute:
     """Return the command that runs a work. `specs` are those of its jobs; `group` is None for one device."""
+    members = tuple([(one.job_id, one.position) for one in work.members])
     return Execute(
         work_id=work.work_id,
         model=work.stage.pipeline,
         stage=work.stage.name,
-        members=work.members,
+        members=members,
         num_steps=work.num_steps,
-        specs={job_id: specs[job_id] for job_id, position in work.members if not position},
+        specs={job_id: specs[job_id] for job_id, position in members if not position},
         group=group,
         sliced=work.sliced,
         caches=work.stage.caches,

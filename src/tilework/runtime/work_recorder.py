@@ -21,8 +21,7 @@ from tilework.core.work import Work
 from tilework.runtime.models.costs import MEASURE_AGAIN
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.request_table import RequestTable
-from tilework.runtime.ticket import Preview as TicketPreview
-from tilework.runtime.ticket import Segment
+from tilework.runtime.ticket import TicketPreview, WorkSegment
 
 _log = logging.getLogger(__name__)
 _TELL_EVERY_NS = ns_from_s(3600)
@@ -101,8 +100,8 @@ class WorkRecorder:
                 saved = SavedState(index, before + report.steps_done, report.blobs[job_id])
                 self._keeper.keep(request.uid, saved)
 
-    def _segment(self, work: Work, report: Ended, load_ns: int, cache_use: CacheUse | None) -> Segment:
-        return Segment(
+    def _segment(self, work: Work, report: Ended, load_ns: int, cache_use: CacheUse | None) -> WorkSegment:
+        return WorkSegment(
             stage=work.stage.name,
             devices=work.devices,
             num_steps=report.steps_done if work.stage.has_steps else 0,
@@ -150,6 +149,6 @@ class WorkRecorder:
 def _first_steps(work: Work | None, members: Collection[int]) -> Iterator[tuple[int, int]]:
     """Yield these members of a work, each with the steps that it had made before."""
     if work is not None:
-        for job_id, first_step in zip(work.job_ids, work.first_steps, strict=True):
-            if job_id in members:
-                yield job_id, first_step
+        for one in work.members:
+            if one.job_id in members:
+                yield one.job_id, one.first_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.webhooks.notice import notice
 from tilework.server.webhooks.sender import WebhookSender
@@ -18,7 +18,7 @@ class CallWebhooks:
     registry: CallRegistry
     sender: WebhookSender
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, record: CallRecord) -> None:
         """Send the notice of a call that has ended, if it has a webhook."""
         if record.webhook is None:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilework.server.api.errors import api_error
 from tilework.server.calls.refusals import queue_full
 from tilework.server.engine_protocol import Engine
-from tilework.server.frontends.messages import Answer, StandingAnswer
+from tilework.server.frontends.messages import AnswerPiece, StandingAnswer
 
 _PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/videos/sync", "/v1/chat/completions")
 _PROMISE = (b"on_miss", rb"\u")
@@ -21,7 +21,7 @@ def standing_answer(engine: Engine) -> StandingAnswer | None:
     if refusal is None:
         return None
     response = api_error(queue_full(refusal)).response()
-    answer = Answer(
+    answer = AnswerPiece(
         status=response.status_code,
         headers=tuple(response.raw_headers),
         body=bytes(response.body),

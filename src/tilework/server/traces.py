@@ -7,7 +7,7 @@ from typing import Any
 
 import tilework
 from tilework.distribution import install_command
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.config import ConfigError
 from tilework.server.schema.answers import ImageStatus
 
@@ -43,7 +43,7 @@ class Traces:
         self._tracer = self._provider.get_tracer("tilework.server")
         self._propagator = TraceContextTextMapPropagator()
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, record: CallRecord) -> None:
         """Trace a call that has ended."""
         status = record.status()
         given = {} if record.ask.traceparent is None else {"traceparent": record.ask.traceparent}

@@ -9,7 +9,7 @@ from functools import partial
 from tilework.control.controller import Controller
 from tilework.control.driver.core import DriverCore
 from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEvent, Kill, Resolve
-from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
+from tilework.control.driver.result import WorkResult, end_event
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
@@ -31,7 +31,7 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, StopWork
-from tilework.core.wire.reports import Ended, Failed
+from tilework.core.wire.reports import Ended, Ending, Failed
 from tilework.core.work import Group, Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
@@ -297,7 +297,7 @@ class Cluster:
             return dict.fromkeys(move.targets, 0)
         job = self._controller.tracker.jobs[move.job_id]
         work = next(work for work in job.works if self._core.work(work.work_id) is None)
-        progress = job.committed.itinerary.at[dict(work.members)[move.job_id]]
+        progress = job.committed.itinerary.at[work.member(move.job_id).position]
         node = self._layout.node(move.source[0])
         return {
             target: 0
@@ -395,7 +395,7 @@ class Cluster:
             return
         for one in report.absent:
             self._on_event(LeftOut(work.work_id, one.job_id, one.reason, one.state_lost))
-        self._on_event(end_event(work, ending_of(report), report))
+        self._on_event(end_event(work, report.ending, report))
 
     def _num_refused(self, run: Run) -> int:
         """The number of members left out of a run although no earlier work of theirs failed."""

@@ -333,13 +333,13 @@ class Fleet:
     def _missing(self, work: Work) -> list[int]:
         """The members whose state at their position some device of the work lacks; at the start there is none."""
         missing: list[int] = []
-        for job_id, position in work.members:
-            if not position:
+        for member in work.members:
+            if not member.position:
                 continue
             for device_id in work.devices:
-                state = self._devices[device_id].states.get(job_id)
-                if state is None or state.position != position:
-                    missing.append(job_id)
+                state = self._devices[device_id].states.get(member.job_id)
+                if state is None or state.position != member.position:
+                    missing.append(member.job_id)
                     break
         return missing
 
@@ -364,8 +364,8 @@ class Fleet:
             return False
         for device in devices:
             device.run = None
-        for job_id, position in run.work.members if run.end in DROPS_STATES else run.members:
-            _update_states(devices, job_id, position, run)
+        for member in run.work.members if run.end in DROPS_STATES else run.members:
+            _update_states(devices, member.job_id, member.position, run)
         return True
 
     def drop_after(self, run: Run) -> None:

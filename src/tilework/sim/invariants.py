@@ -327,7 +327,7 @@ class Invariants:
         )
         require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
         require(len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several devices")
-        for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):
+        for job_id, attempt, *_ in work.members:
             uid = self._uids.get(job_id)
             require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
             require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")

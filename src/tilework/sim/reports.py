@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.reports import Absent, Ended, Failed
+from tilework.core.wire.reports import Absent, Ended, Ending, Failed
 from tilework.sim.fleet import Fleet
 from tilework.sim.nodes.nodes import SimNodes
 from tilework.sim.runs import DROPS_STATES, Run, RunEnd
 
+_ENDINGS = {
+    RunEnd.DONE: Ending.DONE,
+    RunEnd.STOPPED: Ending.STOPPED,
+    RunEnd.REFUSED: Ending.STOPPED,
+    RunEnd.BROKEN: Ending.BROKEN,
+    RunEnd.OUT_OF_MEMORY: Ending.OUT_OF_MEMORY,
+}
 _REASON = "a simulated error"
 _REASON_ABSENT = "its device does not have its state"
 CUT_OFF = (RunEnd.BROKEN, RunEnd.OUT_OF_MEMORY)
@@ -47,9 +54,7 @@ def report_of(run: Run, blobs: Mapping[int, StateBlob]) -> Ended | Failed:
         run.start_ns,
         run.end_ns,
         run.steps,
-        stopped=run.end in (RunEnd.STOPPED, RunEnd.REFUSED),
-        broken=run.end is RunEnd.BROKEN,
-        out_of_memory=run.end is RunEnd.OUT_OF_MEMORY,
+        _ENDINGS[run.end],
         blobs=blobs,
         absent=tuple(Absent(job_id, _REASON_ABSENT, is_lost) for job_id, is_lost in run.left_out.items()),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilework.core.actions import LoadComponents
 from tilework.core.component import Component, LoadSource, num_bytes
-from tilework.core.work import Group, Work
+from tilework.core.work import Group, Member, Work
 
 
 class RunEnd(StrEnum):
@@ -43,10 +43,10 @@ class Run:
     hangs: bool = False
 
     @property
-    def members(self) -> list[tuple[int, int]]:
-        """The jobs that take part, each with its position before this run."""
+    def members(self) -> Sequence[Member]:
+        """Members that take part."""
         members = self.work.members
-        return [one for one in members if one[0] not in self.left_out] if self.left_out else list(members)
+        return [one for one in members if one.job_id not in self.left_out] if self.left_out else members
 
     def steps_by(self, now_ns: int) -> int:
         """Whole steps done by now."""

@@ -35,7 +35,7 @@ class JobMissing(Exception):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class HeldJob:
     """A job as it is here, which is outdated once the job continues elsewhere.
 
     `values` are the outputs of its stages, by name, as far as later ones need them. The stages up to `begun_at` are
@@ -160,7 +160,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self.num_spills = 0
-        self._jobs: dict[int, Job] = {}  # Least recently used first.
+        self._jobs: dict[int, HeldJob] = {}  # Least recently used first.
         self._lost: dict[int, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
@@ -171,15 +171,15 @@ class Jobs:
         job = self._jobs.get(job_id)
         return job is not None and not job.is_spilled
 
-    def put(self, job_id: int, job: Job) -> None:
+    def put(self, job_id: int, job: HeldJob) -> None:
         self.forget(job_id)
         self._jobs[job_id] = job
 
-    def find(self, job_id: int) -> Job | None:
+    def find(self, job_id: int) -> HeldJob | None:
         """Return a job that is here, spilled or not."""
         return self._jobs.get(job_id)
 
-    def get(self, job_id: int) -> Job:
+    def get(self, job_id: int) -> HeldJob:
         """Return a job. Raises JobMissing, with the reason if it is known."""
         if job_id not in self:
             unknown = "it was never begun or imported here, or has been forgotten", False
@@ -187,7 +187,7 @@ class Jobs:
             raise JobMissing(f"job {job_id} is not on this worker: {why}", state_lost)
         return self._jobs[job_id]
 
-    def at(self, job_id: int, position: int) -> Job:
+    def at(self, job_id: int, position: int) -> HeldJob:
         """Return a job for a work, as `get`; the job must be at this position."""
         job = self.get(job_id)
         if job.position != position:

@@ -8,7 +8,7 @@ from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import ImportState
 from tilework.pipelines import serialization
 from tilework.pipelines.family import LIVE, Family, Values
-from tilework.worker.jobs import Job, JobMissing, Jobs, outputs_read
+from tilework.worker.jobs import HeldJob, JobMissing, Jobs, outputs_read
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.steps import WorkJob
 
@@ -32,7 +32,7 @@ def write_states(family: Family, blobs: StateBlobs, members: Iterable[WorkJob]) 
     return written
 
 
-def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportState) -> Job:
+def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportState) -> HeldJob:
     """Read the blobs of an import, in addition to what the worker has of the job if it is `known`.
 
     The outputs of a job that was spilled here are read from its blobs, too.
@@ -57,7 +57,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
     read = outputs_read(itinerary, num_done)
     if missing := read - values.keys():
         raise JobMissing(f"job {command.job_id} was moved without its {min(missing)} to a worker that has none of it")
-    job = Job(spec=command.spec, itinerary=itinerary, begun_at=itinerary.ends[num_done - 1] if num_done else 0)
+    job = HeldJob(spec=command.spec, itinerary=itinerary, begun_at=itinerary.ends[num_done - 1] if num_done else 0)
     job.values = {name: value for name, value in values.items() if name in read or name == LIVE}
     job.saved = {} if here is None else dict(here.saved)
     for saved in states:
@@ -67,7 +67,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
     return job
 
 
-def _outputs_spilled(here: Job | None, num_done: int, command: ImportState) -> list[SavedState]:
+def _outputs_spilled(here: HeldJob | None, num_done: int, command: ImportState) -> list[SavedState]:
     """Return blobs of a spilled job with outputs that later stages need and that the import does not name."""
     if here is None or not here.is_spilled:
         return []

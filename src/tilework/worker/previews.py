@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tilework.core.wire.reports import Preview, Report
 from tilework.core.wire.spec import Image
 from tilework.pipelines.family import StepState
-from tilework.worker.jobs import Job
+from tilework.worker.jobs import HeldJob
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class Previews:
     The image takes precedence: if a preview fails, for example for lack of memory, the work continues without previews.
     """
 
-    def __init__(self, work_id: int, job_id: int, job: Job, every: int, emit: Callable[[Report], None]) -> None:
+    def __init__(self, work_id: int, job_id: int, job: HeldJob, every: int, emit: Callable[[Report], None]) -> None:
         self._work_id = work_id
         self._job_id = job_id
         self._first_step = job.position - job.begun_at

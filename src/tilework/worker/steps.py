@@ -15,7 +15,7 @@ from tilework.core.packing import Pack
 from tilework.core.wire.reports import Progress, Report
 from tilework.core.wire.spec import Image
 from tilework.pipelines.family import Family, StepState
-from tilework.worker.jobs import Job
+from tilework.worker.jobs import HeldJob
 from tilework.worker.launched_steps import LaunchedSteps
 from tilework.worker.previews import Previews
 from tilework.worker.synchronize import Mark, synchronize
@@ -28,7 +28,7 @@ class WorkJob:
 
     job_id: int
     position: int
-    job: Job
+    job: HeldJob
 
     @property
     def num_steps_left(self) -> int:
@@ -122,7 +122,7 @@ class Steps:
             self._num_reported = self._launched.num_done
             self._emit(Progress(self._work_id, self._num_reported))
 
-    def _begun(self, job: Job) -> StepState:
+    def _begun(self, job: HeldJob) -> StepState:
         state = job.state = job.state or self._family.begin(job.stage.name, job.spec, job.values)
         return state
 
@@ -150,7 +150,7 @@ class Steps:
 
 
 @contextmanager
-def synchronized(jobs: Iterable[Job], device: torch.device, comm: Comm | None) -> Iterator[None]:
+def synchronized(jobs: Iterable[HeldJob], device: torch.device, comm: Comm | None) -> Iterator[None]:
     """Compute something of these jobs while entered; wait for the device at the end.
 
     Raises:
@@ -162,7 +162,7 @@ def synchronized(jobs: Iterable[Job], device: torch.device, comm: Comm | None) -
 
 
 @contextmanager
-def kept_if_right(jobs: Iterable[Job], comm: Comm | None) -> Iterator[None]:
+def kept_if_right(jobs: Iterable[HeldJob], comm: Comm | None) -> Iterator[None]:
     """Keep these jobs' progress only if it is right. While entered, the caller computes and waits for the device.
 
     Raises:

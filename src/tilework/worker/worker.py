@@ -29,7 +29,7 @@ from tilework.core.wire.commands import (
     RemoveModel,
     StartOver,
 )
-from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report, StartedOver
+from tilework.core.wire.reports import Absent, Calibrated, Ended, Ending, Failed, KeptStates, Report, StartedOver
 from tilework.core.wire.spec import Spec
 from tilework.patches.cache import PatchCache
 from tilework.pipelines.errors import RequestRefused
@@ -38,7 +38,7 @@ from tilework.pipelines.serialization import BadState
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
 from tilework.worker.hardware import DeviceFailed, has_failed, memory_in_use
-from tilework.worker.jobs import Job, JobMissing, Jobs
+from tilework.worker.jobs import HeldJob, JobMissing, Jobs
 from tilework.worker.memory import Budget
 from tilework.worker.models.loads import Loads
 from tilework.worker.models.models import Models
@@ -264,7 +264,7 @@ class Worker:
     def _starved(self, command: Execute) -> Ended:
         """Return the end of a work that ran out of memory; one with steps may have done some before."""
         if self._has_steps(command):
-            return replace(self._cut_off(command), out_of_memory=True)
+            return replace(self._cut_off(command), ending=Ending.OUT_OF_MEMORY)
         return _without_memory(command.work_id)
 
     def _begin_jobs(self, command: Execute) -> None:
@@ -273,7 +273,7 @@ class Worker:
         for job_id, position in command.members:
             if not position:
                 spec = command.specs[job_id]
-                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
+                self._jobs.put(job_id, HeldJob(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
 
     def _run(self, command: Execute) -> Ended:
         """Run a work: at once, or up to `num_steps` steps.
@@ -293,7 +293,7 @@ class Worker:
                 return run(command, comm)
         except GroupBroken as error:
             _log.warning("work %d of %s broke off: %s", command.work_id, _names(command), error)
-            return replace(self._cut_off(command), broken=True)
+            return replace(self._cut_off(command), ending=Ending.BROKEN)
         except JobMissing:
             raise
         except Exception:
@@ -391,7 +391,8 @@ class Worker:
         uses = _cache_uses(check.present)
         for member in check.present:
             member.job.end_steps(family)
-        ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most, absent=check.absent)
+        ending = Ending.STOPPED if steps_done < most else Ending.DONE
+        ended = Ended(command.work_id, start_ns, end_ns, steps_done, ending, absent=check.absent)
         ended.cache_use = uses
         return self._written(family, ended, check.present) if leads(comm) else ended
 
@@ -480,12 +481,12 @@ def _cache_uses(members: Sequence[WorkJob]) -> dict[int, CacheUse]:
 
 def _revoked(work_id: int) -> Ended:
     now_ns = time.monotonic_ns()
-    return Ended(work_id, now_ns, now_ns, steps_done=0, stopped=True)
+    return Ended(work_id, now_ns, now_ns, steps_done=0, ending=Ending.STOPPED)
 
 
 def _without_memory(work_id: int) -> Ended:
     now_ns = time.monotonic_ns()
-    return Ended(work_id, now_ns, now_ns, steps_done=0, out_of_memory=True)
+    return Ended(work_id, now_ns, now_ns, steps_done=0, ending=Ending.OUT_OF_MEMORY)
 
 
 def _names(command: Execute) -> str:

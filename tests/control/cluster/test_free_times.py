@@ -12,7 +12,7 @@ from stages import DIFFUSE, stage_of
 from tilework.control.cluster.device import NO_WORK, Device, Now, PendingLoad
 from tilework.control.cluster.free_times import FreeTimes
 from tilework.core.component import Component, LoadSource
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 
 WEIGHTS = Component("weights", 9)
 
@@ -21,10 +21,7 @@ def work(work_id: int) -> Work:
     return Work(
         work_id=work_id,
         stage=stage_of(PIPELINE, DIFFUSE),
-        job_ids=(0,),
-        attempts=(1,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(0, 1, 1, 0),),
         devices=(0,),
         num_steps=1,
         why="a test",

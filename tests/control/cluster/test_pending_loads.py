@@ -7,7 +7,7 @@ from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.cluster.device import NO_WORK, Device, PendingLoad
 from tilework.core.component import Component, LoadSource
 from tilework.core.graph.stage import Stage
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 
 TEXT, DENOISER, VAE = Component("text", 2), Component("denoiser", 5), Component("vae", 1)
 NEEDED = {ENCODE: (TEXT,), DIFFUSE: (DENOISER,), DECODE: (VAE,)}
@@ -34,10 +34,7 @@ def work(work_id: int, stage: str) -> Work:
     return Work(
         work_id=work_id,
         stage=stage_of(PIPELINE, stage),
-        job_ids=(0,),
-        attempts=(1,),
-        positions=(0,),
-        first_steps=(0,),
+        members=(Member(0, 1, 0, 0),),
         devices=(0,),
         num_steps=1,
         why="a test",

@@ -18,7 +18,7 @@ from tilework.core.actions import MoveState, RunWork
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.reports import Ended, Failed
-from tilework.core.work import Group, Work
+from tilework.core.work import Group, Member, Work
 from tilework.cost.table_costs import TableCosts
 
 STEPS = 20
@@ -100,10 +100,7 @@ class Rig:
         work = Work(
             work_id=self.num_works,
             stage=stage_of("toy", stage),
-            job_ids=tuple(jobs),
-            attempts=tuple(self.tracker.jobs[job_id].attempt for job_id in jobs),
-            positions=(1 + first_step,) * len(jobs),
-            first_steps=(first_step,) * len(jobs),
+            members=tuple(Member(one, self.tracker.jobs[one].attempt, 1 + first_step, first_step) for one in jobs),
             devices=devices,
             num_steps=num_steps,
             why="",

@@ -8,7 +8,7 @@ import pytest
 
 from control.driver.rig import Rig, ended
 from tilework.core.events import Broken, DeviceLost, OutOfMemory, Stopped, WorkFailed, WorkFinished
-from tilework.core.wire.reports import Failed
+from tilework.core.wire.reports import Ending, Failed
 
 LOST = DeviceLost(0, "killed")
 
@@ -17,9 +17,9 @@ LOST = DeviceLost(0, "killed")
     ("fields", "event"),
     [
         ({}, WorkFinished(1, 5)),
-        ({"stopped": True, "steps": 2}, Stopped(1, 2)),
-        ({"out_of_memory": True, "steps": 3, "state": "s"}, OutOfMemory(1, 3)),
-        ({"out_of_memory": True, "steps": 3}, OutOfMemory(1, 0)),
+        ({"ending": Ending.STOPPED, "steps": 2}, Stopped(1, 2)),
+        ({"ending": Ending.OUT_OF_MEMORY, "steps": 3, "state": "s"}, OutOfMemory(1, 3)),
+        ({"ending": Ending.OUT_OF_MEMORY, "steps": 3}, OutOfMemory(1, 0)),
     ],
 )
 def test_the_report_of_a_single_device_counts(fields: dict[str, Any], event: object) -> None:
@@ -65,7 +65,8 @@ def test_of_a_group_that_is_cut_off_the_farthest_survivor_counts(
             steps, has_state, no_memory = said
             state = f"state{device_id}" if has_state else ""
             # A device that has done all steps when the leader is lost does not know of the loss.
-            report = ended(work, steps, state, broken=not no_memory and steps < 4, out_of_memory=no_memory)
+            ending = Ending.OUT_OF_MEMORY if no_memory else Ending.BROKEN if steps < 4 else Ending.DONE
+            report = ended(work, steps, state, ending=ending)
             seen += rig.report(device_id, report)
     assert [one for one in seen if isinstance(one, Broken | OutOfMemory)] == [event]
     assert seen.count(("break off", 1)) == 1
@@ -79,14 +80,14 @@ def test_blobs_of_other_members_are_discarded_when_the_leader_is_done() -> None:
     """A group is broken off by a false alarm just when its leader is done."""
     rig = Rig()
     work = rig.run(0, 1)
-    assert rig.report(1, ended(work, 3, "behind", broken=True)) == [("break off", 1)]
+    assert rig.report(1, ended(work, 3, "behind", ending=Ending.BROKEN)) == [("break off", 1)]
     assert rig.report(0, ended(work, 4, "done")) == [WorkFinished(1, 5), ("discard", {"behind"})]
 
 
 def test_a_work_is_lost_with_the_last_of_its_devices() -> None:
     rig = Rig()
     work = rig.run(0, 1)
-    assert rig.report(1, ended(work, 2, "state", broken=True)) == [("break off", 1)]
+    assert rig.report(1, ended(work, 2, "state", ending=Ending.BROKEN)) == [("break off", 1)]
     assert rig.lose(1) == [DeviceLost(1, "killed")], "its report counts, and device 0 may have done more steps"
     assert rig.lose(0) == [LOST, "lost", ("discard", {"state"})]
     assert not rig.core.work_ids
@@ -95,7 +96,7 @@ def test_a_work_is_lost_with_the_last_of_its_devices() -> None:
 def test_a_loss_ends_works_whose_other_devices_have_reported() -> None:
     rig = Rig()
     work = rig.run(0, 1)
-    rig.report(1, ended(work, 2, "state", broken=True))
+    rig.report(1, ended(work, 2, "state", ending=Ending.BROKEN))
     assert rig.lose(0) == [LOST, Broken(1, 2)]
 
 
@@ -105,7 +106,7 @@ def test_a_work_fails_by_any_of_its_devices(device_id: int) -> None:
     work = rig.run(0, 1)
     seen = rig.report(device_id, Failed(1, "a bug"))
     assert seen == [("break off", 1), WorkFailed(1, "a bug")]
-    assert rig.report(1 - device_id, ended(work, 2, "state", broken=True)) == [("discard", {"state"})]
+    assert rig.report(1 - device_id, ended(work, 2, "state", ending=Ending.BROKEN)) == [("discard", {"state"})]
 
 
 def test_all_blobs_of_a_job_are_discarded_when_its_state_is_lost() -> None:
@@ -124,7 +125,7 @@ def test_all_blobs_of_a_job_are_discarded_when_its_state_is_lost() -> None:
 def test_a_repeated_report_changes_nothing_and_its_blob_stays() -> None:
     rig = Rig()
     work = rig.run(0, 1)
-    broken = ended(work, 3, "state", broken=True)
+    broken = ended(work, 3, "state", ending=Ending.BROKEN)
     rig.report(1, broken)
     assert rig.report(1, broken) == []
     rig.lose(0)
@@ -137,5 +138,5 @@ def test_a_report_from_a_lost_device_changes_nothing() -> None:
     work = rig.run(0, 1)
     rig.lose(0)
     assert rig.report(0, ended(work, 4, "late")) == [("discard", {"late"})]
-    assert rig.report(1, ended(work, 2, "state", broken=True)) == [Broken(1, 2)]
+    assert rig.report(1, ended(work, 2, "state", ending=Ending.BROKEN)) == [Broken(1, 2)]
     assert rig.report(0, ended(work, 4, "late")) == [("discard", {"late"})]

@@ -94,7 +94,7 @@ def test_the_controller_takes_all_its_devices_before_it_plans() -> None:
     again, *_ = (one.work for one in actions if isinstance(one, RunWork))
     assert again.stage == encode.stage, "what was encoded is gone"
     assert again.devices[0] in (2, 3)
-    assert again.attempts == (2,)
+    assert again.members[0].attempt == 2
     assert not any(isinstance(one, Finish | MoveState | DropState) for one in actions)
 
 
@@ -116,7 +116,7 @@ def test_a_node_that_leaves_ends_its_works_and_gets_no_others() -> None:
             assert control.handle(NodeLost(0, (0, 1), "left"), 3) == ()
     assert later
     assert {device_id for work in later for device_id in work.devices} <= {2, 3}
-    assert {work.attempts for work in later} == {(1,)}
+    assert {one.attempt for work in later for one in work.members} == {1}
     assert not control.tracker.jobs
 
 

@@ -17,7 +17,7 @@ from tilework.core.graph.graph import Graph
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.wire.blobs import SavedState
-from tilework.core.wire.reports import Absent, Failed
+from tilework.core.wire.reports import Absent, Ending, Failed
 
 LONG = Graph(
     "toy",
@@ -56,10 +56,10 @@ def test_a_move_of_a_job_without_steps_delivers_only_its_conditioning() -> None:
     [
         ({"state": "eight"}, [("move", (1,), "eight"), WorkFinished(2, 5), ("discard", {"four"})]),
         (
-            {"steps": 2, "state": "six", "stopped": True},
+            {"steps": 2, "state": "six", "ending": Ending.STOPPED},
             [("move", (1,), "nothing"), Stopped(2, 2), ("discard", {"four"})],
         ),
-        ({"steps": 0, "stopped": True}, [("move", (1,), "nothing"), Stopped(2, 0)]),
+        ({"steps": 0, "ending": Ending.STOPPED}, [("move", (1,), "nothing"), Stopped(2, 0)]),
     ],
 )
 def test_a_move_waits_for_the_end_of_the_latest_work(report: dict[str, Any], expected: list[Any]) -> None:
@@ -87,7 +87,7 @@ def test_a_move_after_a_work_without_result_delivers_nothing(failure: str) -> No
         del rig.tracker.jobs[1]
         rig.core.end_job(1)
         assert set(rig.core.states.end(1)) == {blob("text1"), blob("four")}
-        stopped = ended(work, 1, "five", stopped=True)
+        stopped = ended(work, 1, "five", ending=Ending.STOPPED)
         assert rig.report(0, stopped) == [("move", (1,), "nothing"), Stopped(2, 1), ("discard", {"five"})]
         assert rig.core.is_idle
     assert not move.delivers

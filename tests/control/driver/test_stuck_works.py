@@ -5,6 +5,7 @@ from __future__ import annotations
 from control.driver.rig import Rig, ended
 from tilework.core.actions import DropState, Stop, WakeAt
 from tilework.core.wire.commands import Forget, StopWork
+from tilework.core.wire.reports import Ending
 
 
 def test_a_device_that_runs_a_stuck_work_alone_is_killed() -> None:
@@ -17,7 +18,7 @@ def test_a_stuck_group_is_broken_off_first_and_then_silent_members_are_killed() 
     rig = Rig()
     work = rig.run(0, 1, 2)
     assert rig.check_stuck(work) == [("stuck", 1), ("break off", 1)]
-    rig.report(1, ended(work, 2, broken=True))
+    rig.report(1, ended(work, 2, ending=Ending.BROKEN))
     rig.lose(2)
     assert rig.check_stuck(work) == [("stuck", 1), ("kill", 0)]
 

@@ -285,7 +285,7 @@ def test_a_later_request_joins_at_the_end_of_a_chunk() -> None:
     )
     shared = [run for run in trace.runs if len(run.work.job_ids) == 2]
     assert 0.5 < shared[0].start_ns / 1e9 < 1.0
-    assert {run.work.first_steps[0] for run in shared} != {run.work.first_steps[1] for run in shared}
+    assert {run.work.members[0].first_step for run in shared} != {run.work.members[1].first_step for run in shared}
 
 
 def test_many_waiting_requests_are_served_sooner_together() -> None:

@@ -11,7 +11,7 @@ from builders import groups, planned, profile, request, shipped, simulate
 from stages import DIFFUSE, at_start, stage_of
 from tilework.core.request import Request, cost_key
 from tilework.core.time import NS_PER_S
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.arrivals import TightClasses
 from tilework.policy.lookahead.policy import LookaheadPolicy
@@ -82,10 +82,7 @@ def test_a_request_that_fits_on_all_devices_only_gets_the_last_one_too() -> None
     narrow = Work(
         work_id=0,
         stage=stage,
-        job_ids=(0,),
-        attempts=(1,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(0, 1, 1, 0),),
         devices=(0, 1),
         num_steps=1,
         why="",

@@ -19,7 +19,7 @@ from builders import groups, job, planned, profile, request, shipped, simulate, 
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Plan, Work
+from tilework.core.work import Member, Plan, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType
@@ -170,8 +170,8 @@ def test_steps_that_did_not_fit_are_tried_again_only_where_nothing_wider_is_left
 ) -> None:
     """The controller counts the attempts; without one the request would wait for ever."""
     costs, profiles, asked = TableCosts(PROFILE), Profiles(), request("a", side=192)
-    stage, place = stage_of(asked.pipeline, DIFFUSE), {"positions": (1,), "first_steps": (0,)}
-    work = Work(work_id=1, stage=stage, job_ids=(0,), attempts=(1,), devices=(0,), num_steps=1, why="", **place)
+    stage, members = stage_of(asked.pipeline, DIFFUSE), (Member(0, 1, 1, 0),)
+    work = Work(work_id=1, stage=stage, members=members, devices=(0,), num_steps=1, why="")
     costs.observe_memory(work, (asked.shape,), fitted=False, now_ns=0)
     profiles.set_devices(None, (num_up,))
     task = TaskReader({}, costs, num_up, 0).read(job(0, asked))

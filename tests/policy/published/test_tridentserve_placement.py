@@ -95,7 +95,7 @@ def assert_in_order(trace: Trace) -> None:
     positions: dict[int, int] = {}
     for run in sorted(trace.runs, key=lambda run: run.start_ns):
         assert len({device_id // 4 for device_id in run.work.devices}) == 1
-        for job_id, position in run.work.members:
+        for job_id, _, position, _ in run.work.members:
             assert position == positions.get(job_id, 0)
             positions[job_id] = position + run.work.num_steps
 

@@ -10,7 +10,7 @@ from builders import PIPELINE
 from stages import DIFFUSE, stage_of
 from tilework.control.cluster.device import Device, Now
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Work
+from tilework.core.work import Member, Work
 from tilework.policy.toolkit.open_devices import DeviceChanges, OpenDevices, is_open, next_open_ns
 
 
@@ -18,10 +18,7 @@ def work(work_id: int, device_id: int) -> Work:
     return Work(
         work_id=work_id,
         stage=stage_of(PIPELINE, DIFFUSE),
-        job_ids=(work_id,),
-        attempts=(1,),
-        positions=(1,),
-        first_steps=(0,),
+        members=(Member(work_id, 1, 1, 0),),
         devices=(device_id,),
         num_steps=1,
         why="a test",

@@ -22,7 +22,7 @@ from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
-    Begin,
+    BeginNode,
     Contents,
     Ping,
     Started,
@@ -142,9 +142,9 @@ def contents(model: str = "toy", **weights: FileContent) -> Contents:
     return Contents({model: {"config.json": FileContent(num_bytes=2, quick="0"), **files}})
 
 
-def begin() -> Begin:
+def begin() -> BeginNode:
     """What an agent of two workers is told first."""
-    return Begin(
+    return BeginNode(
         node=0,
         silence_s=PATIENCE_S,
         models=(ModelSource(path="toy"),),
@@ -164,7 +164,7 @@ async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey 
     codec = node_codec()
     agent = PlayedAgent(Channel(reader, writer, codec, await join(reader, writer, TOKEN, codec.digest)))
     if begins:
-        assert (await agent.hears(Begin)).num_workers == 2
+        assert (await agent.hears(BeginNode)).num_workers == 2
         agent.say(started(key, name))
     return agent
 

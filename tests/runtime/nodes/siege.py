@@ -21,11 +21,11 @@ from tilework.core.request import Status
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Execute
 from tilework.core.wire.node_blobs import BlobsFetched, FetchBlobs
-from tilework.core.wire.reports import Ended, Progress
+from tilework.core.wire.reports import Ended, Ending, Progress
 from tilework.core.wire.spec import Image
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.nodes.executor import NodesExecutor
-from tilework.runtime.nodes.messages import Begin, Leave, Memory, Ping, Pong, node_codec
+from tilework.runtime.nodes.messages import BeginNode, Leave, NodeMemory, Ping, Pong, node_codec
 from tilework.runtime.ticket import Ticket
 from waiting import PATIENCE_S, until
 
@@ -54,8 +54,8 @@ class Agent:
             match message:
                 case Ping(sent_ns):
                     self.say(Pong(sent_ns, time.monotonic_ns()))
-                    self.say(Memory({"0": 1}, {}))
-                case Begin():
+                    self.say(NodeMemory({"0": 1}, {}))
+                case BeginNode():
                     self.say(started())
                 case FetchBlobs(fetch_id, blobs):
                     self.say(BlobsFetched(fetch_id, blobs, 7))
@@ -76,7 +76,7 @@ class Agent:
         """The right report on a work."""
         now_ns = time.monotonic_ns()
         if command.revoked:
-            return Ended(command.work_id, now_ns, now_ns, 0, stopped=True)
+            return Ended(command.work_id, now_ns, now_ns, 0, ending=Ending.STOPPED)
         job_ids = [job_id for job_id, _ in command.members]
         ended = Ended(command.work_id, now_ns, now_ns, command.num_steps)
         if command.stage == LAST:

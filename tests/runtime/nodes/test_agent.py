@@ -31,7 +31,7 @@ from tilework.runtime.links.groups import GroupTable
 from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
     THE_NODE,
-    BreakOff,
+    BreakOffGroup,
     Contents,
     Leave,
     Leaving,
@@ -118,7 +118,7 @@ def test_a_group_is_the_one_that_the_workers_know_until_it_is_broken_off(tmp_pat
     for number in (11, 12):
         for device_id in devices:
             rig.tell(execute(number, GroupRef(number, devices)), device_id)
-    rig.tell(BreakOff(12, devices))
+    rig.tell(BreakOffGroup(12, devices))
     rig.tell(execute(13, GroupRef(13, devices)), 0)
     first, *others, last = groups_of(rig)
     assert others == [first] * 3
@@ -129,9 +129,9 @@ def test_a_group_is_the_one_that_the_workers_know_until_it_is_broken_off(tmp_pat
 def test_commands_of_a_group_that_come_after_its_end_are_for_a_broken_group(tmp_path: Path) -> None:
     """Otherwise its members would wait for one that will never come."""
     rig, devices = Rig(tmp_path), (0, 1)
-    rig.tell(BreakOff(11, devices))
+    rig.tell(BreakOffGroup(11, devices))
     rig.tell(execute(7, GroupRef(11, devices)), 0)
-    rig.tell(BreakOff(11, devices))
+    rig.tell(BreakOffGroup(11, devices))
     rig.tell(execute(8, GroupRef(12, devices)), 0)
     late, new = groups_of(rig)
     assert rig.executor.broken == [GroupRef(late, devices)]

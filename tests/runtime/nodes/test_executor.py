@@ -40,16 +40,16 @@ from tilework.runtime.nodes import remote_node
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
-    Begin,
-    BreakOff,
+    BeginNode,
+    BreakOffGroup,
     EndMeasuring,
     KillWorker,
     Leave,
     Links,
     LoadSpeeds,
-    Measure,
-    Measured,
-    Memory,
+    MeasureModel,
+    ModelMeasured,
+    NodeMemory,
     StartFailed,
     WorkerJoined,
     WorkerLost,
@@ -77,7 +77,7 @@ def test_commands_and_reports_go_by_the_numbers_of_each_node() -> None:
             executor.kill(3, "stuck")
             sent = execute(7, GroupRef(ref.group_id, (0, 1)))
             assert [await one.hears_for(0), await one.hears_for(1), await one.hears_for(2)] == [sent, sent, Forget(1)]
-            assert await one.hears(BreakOff) == BreakOff(ref.group_id, (0, 1))
+            assert await one.hears(BreakOffGroup) == BreakOffGroup(ref.group_id, (0, 1))
             assert await one.hears(KillWorker) == KillWorker(1, "stuck")
             assert executor.group((2, 3)).group_id != ref.group_id, "a group that was broken off is another one then"
             assert zero.told.empty()
@@ -99,15 +99,15 @@ def test_a_model_may_be_served_by_some_devices_of_all_nodes() -> None:
         starting = asyncio.create_task(executor.start(heard))
         for _ in range(2):
             agents.append(await connect(executor, begins=False))
-        told = [(await agent.hears(Begin)).models[0].devices for agent in agents]
+        told = [(await agent.hears(BeginNode)).models[0].devices for agent in agents]
         assert told == [(), (1,)]
         for agent in agents:
             agent.say(started())
         await starting
         assert executor.serving == {"toy": (3,)}
         measuring = asyncio.create_task(executor.calibrate("toy", ()))
-        await agents[1].hears(Measure)
-        agents[1].say(Measured(()))
+        await agents[1].hears(MeasureModel)
+        agents[1].say(ModelMeasured(()))
         await measuring
         ending = asyncio.create_task(executor.end_calibration())
         await agents[1].hears(EndMeasuring)
@@ -132,7 +132,7 @@ def test_a_node_has_cells_as_its_devices() -> None:
         executor.send(1, execute(7))
         executor.send(3, Forget(1))
         assert [await agents[1].hears_for(0), await agents[1].hears_for(1)] == [execute(7), Forget(1)]
-        agents[1].say(Memory({"0.0": 40, "0.1": 41, "1": 42}, {}))
+        agents[1].say(NodeMemory({"0.0": 40, "0.1": 41, "1": 42}, {}))
         await until(lambda: executor.resident_bytes == {"1.0": 40, "1.1": 41, "3": 42})
         await executor.stop()
 
@@ -156,8 +156,8 @@ def test_what_workers_say_of_themselves_is_known_by_their_numbers_until_their_no
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
             first, second = (DeviceReading(card=CardReading(celsius=one), allocator=None) for one in (60, 70))
-            zero.say(Memory({"0": 10, "2": 30}, {"0": first}))
-            one.say(Memory({"0": 40, "1": 41}, {"1": second}))
+            zero.say(NodeMemory({"0": 10, "2": 30}, {"0": first}))
+            one.say(NodeMemory({"0": 40, "1": 41}, {"1": second}))
             await does(executor, zero, 0, ended(1))
             await does(executor, one, 2, ended(1))
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
@@ -260,7 +260,7 @@ def test_a_node_that_can_do_nothing_leaves_its_place(why: str) -> None:
                 one.close()
                 await heard.hears(("node lost", 1, (2, 3, 5), set()))
                 agents.append(one := await connect(executor, begins=False))
-                await one.hears(Begin)
+                await one.hears(BeginNode)
                 one.say(StartFailed("no memory"))
                 assert await one.hears(Leave) == Leave("node 1 could not start: no memory", is_final=False)
             else:
@@ -279,16 +279,16 @@ def test_a_node_that_can_do_nothing_leaves_its_place(why: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "raised"),
     [
-        (Measured((), "no memory"), WorkerStartFailed),
-        (Measured((), "no memory", cannot_run=True), CannotRun),
+        (ModelMeasured((), "no memory"), WorkerStartFailed),
+        (ModelMeasured((), "no memory", cannot_run=True), CannotRun),
         (None, WorkerStartFailed),
     ],
 )
-def test_a_measurement_fails_with_its_node(answer: Measured | None, raised: type[Exception]) -> None:
+def test_a_measurement_fails_with_its_node(answer: ModelMeasured | None, raised: type[Exception]) -> None:
     async def test() -> None:
         async with nodes() as (executor, _, (zero, _)):
             measuring = asyncio.get_running_loop().create_task(executor.calibrate("toy", ()))
-            assert (await zero.hears(Measure)).model == "toy"
+            assert (await zero.hears(MeasureModel)).model == "toy"
             zero.close() if answer is None else zero.say(answer)
             with pytest.raises(raised, match="no memory" if answer else "node 0 was lost"):
                 await measuring
@@ -329,7 +329,7 @@ def test_a_model_that_a_node_cannot_load_is_served_by_none(says_first: int) -> N
         starting = asyncio.get_running_loop().create_task(executor.start(heard))
         agents = [await connect(executor, begins=False) for _ in range(2)]
         for agent in agents:
-            assert [one.path for one in (await agent.hears(Begin)).models] == ["cut", "toy"]
+            assert [one.path for one in (await agent.hears(BeginNode)).models] == ["cut", "toy"]
         answers = [NOT_LOADED, BOTH] if says_first == 0 else [BOTH, NOT_LOADED]
         agents[0].say(answers[0])
         await until(lambda: executor.devices_up != ())
@@ -340,7 +340,7 @@ def test_a_model_that_a_node_cannot_load_is_served_by_none(says_first: int) -> N
         agents[1].close()
         await until(lambda: set(executor._nodes) == {0})
         agents.append(await connect(executor, begins=False))
-        assert [one.path for one in (await agents[2].hears(Begin)).models] == ["toy"]
+        assert [one.path for one in (await agents[2].hears(BeginNode)).models] == ["toy"]
         agents[2].say(started())
         assert [one.info.name for one in await starting] == ["toy"]
         assert list(executor.not_loaded) == [NotLoaded(0, "cut", f"on node {says_first}: OSError: no end")]
@@ -358,7 +358,7 @@ def test_a_node_that_cannot_load_a_model_does_not_join_a_server_that_serves_it()
         starting = asyncio.get_running_loop().create_task(executor.start(heard))
         agents = [await connect(executor, begins=False) for _ in range(2)]
         for agent in agents:
-            await agent.hears(Begin)
+            await agent.hears(BeginNode)
         agents[0].say(BOTH)
         await starting
         agents[1].say(NOT_LOADED)
@@ -457,7 +457,7 @@ def test_a_server_has_the_states_that_agents_have_kept_if_its_journal_names_them
         starting = asyncio.create_task(executor.start(heard))
         for blobs in (("a", "b"), ("b", "c")):
             agents.append(await connect(executor, begins=False))
-            await agents[-1].hears(Begin)
+            await agents[-1].hears(BeginNode)
             agents[-1].say(started(blobs=blobs))
         await starting
         if is_durable:
@@ -465,7 +465,7 @@ def test_a_server_has_the_states_that_agents_have_kept_if_its_journal_names_them
         kept = [set((await agent.hears(KeepBlobs)).blobs) for agent in agents]
         assert kept == ([{A, B}, {B}] if is_durable else [set(), set()])
         agents.append(await connect(executor, begins=False))
-        await agents[-1].hears(Begin)
+        await agents[-1].hears(BeginNode)
         agents[-1].say(started(blobs=("b",)))
         assert (await agents[-1].hears(KeepBlobs)).blobs == ()
         if is_durable:

@@ -28,7 +28,7 @@ from tilework.core.wire.reports import LoadedModel
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
-    Begin,
+    BeginNode,
     Changed,
     Contents,
     Leave,
@@ -55,7 +55,7 @@ def test_a_model_is_added_on_all_nodes() -> None:
             assert await one.hears(LeaveOrigin)
             early = await connect(executor, begins=False)
             agents.append(early)
-            assert len((await early.hears(Begin)).models) == 1
+            assert len((await early.hears(BeginNode)).models) == 1
             reading = asyncio.get_running_loop().create_task(executor.read_model(ANOTHER, ["toy"]))
             assert await one.hears(ReadModel) == ReadModel(ANOTHER, ("toy",))
             early.say(started())
@@ -70,7 +70,7 @@ def test_a_model_is_added_on_all_nodes() -> None:
             await adding
             late = await connect(executor, begins=False)
             agents.append(late)
-            assert [model.name for model in (await late.hears(Begin)).models] == ["", "another"]
+            assert [model.name for model in (await late.hears(BeginNode)).models] == ["", "another"]
             late.say(replace(started(), models=(*started().models, READ.model), keys={"toy": KEY, "another": READ.key}))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
             executor.remove_model("another")
@@ -115,7 +115,7 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
             assert await one.hears(LeaveOrigin)
             agents.append(await connect(executor, begins=False))
-            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", loras=(ink,)),)
+            assert (await agents[2].hears(BeginNode)).models == (ModelSource(path="toy", loras=(ink,)),)
             with_ink = LoadedModel(info=replace(INFO, loras=("ink",)), identity="toy")
             agents[2].say(replace(started(), models=(with_ink,)))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
@@ -177,7 +177,7 @@ def test_a_node_with_other_files_is_sent_away_before_it_has_loaded(is_late: bool
         starting = asyncio.get_running_loop().create_task(executor.start(Heard()))
         agents = [await connect(executor, begins=False) for _ in range(2)]
         for agent in agents:
-            await agent.hears(Begin)
+            await agent.hears(BeginNode)
         agents[0].say(contents(vae=SMALL))
         await until(lambda: executor.nodes[0].contents)
         if is_late:

@@ -26,6 +26,7 @@ from tilework.core.wire.reports import (
     CardReading,
     DeviceReading,
     Ended,
+    Ending,
     Failed,
     Loaded,
     LoraAdded,
@@ -38,7 +39,7 @@ from tilework.core.wire.reports import (
 from tilework.core.wire.spec import Image
 from tilework.runtime.nodes.messages import (
     THE_NODE,
-    Begin,
+    BeginNode,
     Changed,
     Leave,
     Leaving,
@@ -46,9 +47,9 @@ from tilework.runtime.nodes.messages import (
     Loading,
     LoadSpeeds,
     LoraRead,
-    Measured,
-    Memory,
+    ModelMeasured,
     ModelRead,
+    NodeMemory,
     Pong,
     StartFailed,
     WorkerJoined,
@@ -92,6 +93,8 @@ OF_DEVICES: dict[str, Nonsense] = {
     "a work of tomorrow": lambda right, _: replace(
         right, start_ns=right.start_ns + 10**14, end_ns=right.end_ns + 10**14
     ),
+    "a failure without a reason": ended(ending=Ending.FAILED),
+    "a loss that the lost device reports": ended(ending=Ending.LOST),
     "an end without a result": ended(blobs={}),
     "a state of a foreign job": ended(blobs={999: StateBlob("a", 1)}),
     "states of two jobs": blobs("a", "b"),
@@ -139,19 +142,19 @@ OF_THE_NODE: dict[str, object] = {
     "devices of another node that are left": WorkersLeft((0, 5)),
     "a fetch that was not asked": BlobsFetched(99, (), 1),
     "a read that was not asked": WeightsRead(99, True),
-    "memory of a worker without a number": Memory({"x": 1}, {}),
-    "memory of a worker of another node": Memory({"9": 1}, {}),
-    "memory of a cell that is none": Memory({"0.1": 1}, {}),
-    "memory of a number with a sign": Memory({"-1": 1}, {}),
-    "negative memory": Memory({"0": -1}, {}),
-    "a share that is no number": Memory({}, {"0": DeviceReading(card=CardReading(busy=math.nan), allocator=None)}),
+    "memory of a worker without a number": NodeMemory({"x": 1}, {}),
+    "memory of a worker of another node": NodeMemory({"9": 1}, {}),
+    "memory of a cell that is none": NodeMemory({"0.1": 1}, {}),
+    "memory of a number with a sign": NodeMemory({"-1": 1}, {}),
+    "negative memory": NodeMemory({"0": -1}, {}),
+    "a share that is no number": NodeMemory({}, {"0": DeviceReading(card=CardReading(busy=math.nan), allocator=None)}),
     "a pong without a ping": Pong(1, 1),
-    "rows that were not asked": Measured(()),
+    "rows that were not asked": ModelMeasured(()),
     "speeds that were not asked": LoadSpeeds({LoadSource.DISK: math.inf}),
     "a model that was not asked": ModelRead(error="?"),
     "a LoRA that was not asked": LoraRead(error="?"),
     "a change that was not asked": Changed(),
-    "a command to a node": Begin(
+    "a command to a node": BeginNode(
         node=0,
         silence_s=1.0,
         models=(),
@@ -335,7 +338,7 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
 
 
 _KINDS = [Progress, Preview, Ended, Failed, WeightsLoaded, WeightsRead, BlobsFetched, Links, Loading, LoadSpeeds]
-_KINDS += [Memory, Pong, WorkerJoined, WorkerLost, WorkersLeft, Leaving, Changed, StartFailed]
+_KINDS += [NodeMemory, Pong, WorkerJoined, WorkerLost, WorkersLeft, Leaving, Changed, StartFailed]
 
 
 @st.composite

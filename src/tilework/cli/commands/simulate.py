@@ -18,7 +18,7 @@ from tilework.cli.views.charts import chart_of_history, check_timeline_files, dr
 from tilework.cli.views.schedules import ServedRequest, schedule_of_trace, served_in, served_live
 from tilework.control.controller import ControllerConfig
 from tilework.control.history_recorder import HistoryRecorder
-from tilework.control.log import Header, entry_line, header_line
+from tilework.control.log import LogHeader, entry_line, header_line
 from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action
 from tilework.core.events import Event
@@ -102,7 +102,7 @@ def command(
         make_policy(scenario.controller.policy)
         check_devices(scenario.table, scenario.config.num_devices, str(cost or log))
         pictures = check_timeline_files(timeline or [])
-        header = Header(
+        header = LogHeader(
             version=tilework.__version__, config=scenario.controller, table=scenario.table, is_simulated=True
         )
         recorder = HistoryRecorder(header) if pictures else None
@@ -197,7 +197,7 @@ def _from_log(log: Path, policy: str | None, devices: int | None, config: SimCon
 
 
 def _run(
-    scenario: _Scenario, header: Header, recorder: HistoryRecorder | None, events: Path | None, quiet: bool
+    scenario: _Scenario, header: LogHeader, recorder: HistoryRecorder | None, events: Path | None, quiet: bool
 ) -> Trace:
     """Raises OSError if the event log cannot be written."""
     simulation = Simulation(header.config, scenario.table, scenario.config, scenario.devices)

@@ -115,7 +115,7 @@ def _move(
 ) -> RequestMove:
     last, following = before[-1], after[0] if after else None
     made = max((_steps_made(work, past) for work in before), default=0)
-    again = 0 if following is None else max(0, made - following.work.first_steps[_place(following, past)])
+    again = 0 if following is None else max(0, made - _first_step(following, past))
     return RequestMove(
         request=name,
         before=work_text(last.work, past.request, past.job_id),
@@ -127,9 +127,9 @@ def _move(
 
 def _steps_made(work: PastWork | LostWork, past: PastRequest) -> int:
     """How many steps of the request were made when the work ended, as far as they are kept."""
-    return work.work.first_steps[_place(work, past)] + (work.steps if work.work.stage.has_steps else 0)
+    return _first_step(work, past) + (work.steps if work.work.stage.has_steps else 0)
 
 
-def _place(work: PastWork | LostWork, past: PastRequest) -> int:
+def _first_step(work: PastWork | LostWork, past: PastRequest) -> int:
     assert past.job_id is not None
-    return work.work.job_ids.index(past.job_id)
+    return work.work.member(past.job_id).first_step

@@ -33,11 +33,11 @@ from tilework.core.interfaces import (
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, START_MARGINS
-from tilework.core.work import Group, Start, Work
-from tilework.cost.demand import reserved_at
+from tilework.core.work import Group, Member, Start, Work
 
 NO_COMPONENTS = Memory()
 NO_JOB = -1
+_NO_MEMBER = (Member(NO_JOB, 0, 0, 0),)
 _MEASURED = Stage("", "measure", StageSpec(name="measure"))
 
 
@@ -268,7 +268,7 @@ class Tracker:
         for job in tuple(self._promises.jobs) if dropped else ():
             block = job.promised
             if block is not None and block.unloaded is not None and device_id in block.devices:
-                self.reserve(job, block.demand.width, block.devices, block.slot)
+                self._update_reservation(job)
 
     def models_changed(self) -> None:
         """Note that other models are served, or need other components."""
@@ -401,15 +401,17 @@ class Tracker:
     def reserve(self, job: Job, width: int, devices: Group = (), slot: int | None = None) -> None:
         """Reserve the remaining work of a promised job, in this width and on these devices (see `Block`)."""
         assert job.promised is not None
-        unloaded = None
+        memories, by_id = None, self._devices.by_id
         if self.needs_loads:
-            by_id = self._devices.by_id
             memories = [by_id[device_id].memory for device_id in devices if device_id in by_id]
-            demand, unloaded = reserve(job.request, job.committed, width, memories, self._costs)
-        else:
-            demand = reserved_at(job.request, job.committed, width, self._costs)
-        slot, within = slot if demand.slot is not None else None, self._costs.pools.within(job.request.pipeline)
-        self._promises.replace(job, Block(job.promised.due_ns, 0, demand, devices, slot, unloaded, within))
+        within = self._costs.pools.within(job.request.pipeline)
+        block = Block(job.promised.due_ns, 0, job.promised.demand, devices, slot, within=within)
+        self._promises.replace(job, reserve(block, job.request, job.committed, width, memories, self._costs))
+
+    def reserve_all(self, blocks: Mapping[int, Block]) -> None:
+        """Reserve the remaining work of promised jobs, by id, in the width and on the devices of these blocks."""
+        for job_id, block in blocks.items():
+            self.reserve(self.jobs[job_id], block.demand.width, block.devices, block.slot)
 
     def _update_demand(self, job: Job) -> None:
         demand = self._policy.demand(job.request, job.committed, self._costs)
@@ -462,10 +464,9 @@ class Tracker:
         work = Work(
             work_id=self.next_work_id,
             stage=start.stage,
-            job_ids=start.job_ids,
-            attempts=tuple([job.attempt for job in jobs]),
-            positions=tuple([job.committed.position for job in jobs]),
-            first_steps=tuple([job.committed.num_steps_done for job in jobs]),
+            members=tuple(
+                [Member(one.job_id, one.attempt, one.committed.position, one.committed.num_steps_done) for one in jobs]
+            ),
             devices=start.devices,
             num_steps=start.num_steps,
             why=start.why,
@@ -516,10 +517,7 @@ class Tracker:
         return Work(
             work_id=self.next_work_id - 1,
             stage=_MEASURED,
-            job_ids=(NO_JOB,),
-            attempts=(0,),
-            positions=(0,),
-            first_steps=(0,),
+            members=_NO_MEMBER,
             devices=devices,
             num_steps=1,
             why="a model is measured",
@@ -576,9 +574,7 @@ class Tracker:
     def members(self, work: Work) -> list[Job]:
         """Return the jobs that a work still belongs to: neither ended nor in another attempt."""
         return [
-            job
-            for job_id, attempt in zip(work.job_ids, work.attempts, strict=True)
-            if (job := self.jobs.get(job_id)) is not None and job.attempt == attempt
+            job for one in work.members if (job := self.jobs.get(one.job_id)) is not None and job.attempt == one.attempt
         ]
 
     def awaited(self, work: Work) -> Work | None:

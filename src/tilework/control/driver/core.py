@@ -27,8 +27,8 @@ from tilework.control.driver.effects import (
     ReportStuck,
     Resolve,
 )
-from tilework.control.driver.in_flight import InFlightWork, is_cut_off
-from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
+from tilework.control.driver.in_flight import InFlightWork
+from tilework.control.driver.result import WorkResult, end_event
 from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import Action, DropComponents, DropState, LoadComponents, MoveState, RunWork, Stop
@@ -37,7 +37,7 @@ from tilework.core.events import DeviceLost, LeftOut, NodeLost, WorkFailed
 from tilework.core.request import Request
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, StopWork
-from tilework.core.wire.reports import Absent, Ended, Failed
+from tilework.core.wire.reports import Absent, Ended, Ending, Failed
 from tilework.core.work import Group, Work
 
 
@@ -172,7 +172,7 @@ class DriverCore:
             return self._discard_unknown(report)
         if isinstance(report, Failed):
             return self._fail_work(in_flight, report)
-        if report.absent or is_cut_off(report):
+        if report.absent or report.ending.is_cut_off:
             return self._take_partial(in_flight, device_id, report)
         merged = in_flight.take(device_id, report)
         return () if merged is None else self._end_work(in_flight, merged)
@@ -186,7 +186,7 @@ class DriverCore:
         """Take the report of a work that ran without some members, or was cut off."""
         if report.absent:
             yield from self._leave_out(in_flight.work, report.absent)
-        if is_cut_off(report):  # The others must not wait for this device.
+        if report.ending.is_cut_off:  # The others must not wait for this device.
             yield from self._break_off(in_flight)
         merged = in_flight.take(device_id, report)
         if merged is not None:
@@ -227,12 +227,11 @@ class DriverCore:
 
     def _ending(self, work: Work, members: Mapping[int, int], report: Ended) -> Ending:
         """Return how a work ended. One that was told to stop in its last step, and has written a result, is done."""
-        ending = ending_of(report)
-        if ending is Ending.STOPPED and report.steps_done == work.num_steps:
+        if report.ending is Ending.STOPPED and report.steps_done == work.num_steps:
             ends = [(job_id, position + work.num_steps) for job_id, position in members.items()]
             if any(end == self._tracker.jobs[job_id].done.itinerary.length for job_id, end in ends):
                 return Ending.DONE
-        return ending
+        return report.ending
 
     def _fail_work(self, in_flight: InFlightWork, failed: Failed) -> Iterator[Effect]:
         yield from self._break_off(in_flight)
@@ -315,10 +314,10 @@ class DriverCore:
     def _members(self, work: Work) -> dict[int, int]:
         """Return the jobs that a work still belongs to, each with its position before the work."""
         jobs, found = self._tracker.jobs, dict[int, int]()
-        for job_id, attempt, position in zip(work.job_ids, work.attempts, work.positions, strict=True):
-            job = jobs.get(job_id)
-            if job is not None and job.attempt == attempt:
-                found[job_id] = position
+        for one in work.members:
+            job = jobs.get(one.job_id)
+            if job is not None and job.attempt == one.attempt:
+                found[one.job_id] = one.position
         return found
 
     def _position(self, job_id: int) -> int:

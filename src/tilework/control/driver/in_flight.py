@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.reports import Ended
+from tilework.core.wire.reports import Ended, Ending
 from tilework.core.work import Work
 
 
@@ -46,7 +46,7 @@ class InFlightWork:
 
     def take(self, device_id: int, report: Ended) -> Ended | None:
         """Add a device's report; returns the merged report, None while others are awaited."""
-        if device_id == self.work.devices[0] and not is_cut_off(report):
+        if device_id == self.work.devices[0] and not report.ending.is_cut_off:
             return report
         self.reports[device_id] = report
         return self.merged()
@@ -61,19 +61,9 @@ class InFlightWork:
 def merge_cut_off(reports: Sequence[Ended]) -> Ended:
     """Return the report of a work that its devices could not end: the first one with the most steps."""
     farthest = max(reports, key=_steps_kept)
-    no_memory = any(report.out_of_memory for report in reports)
-    return replace(
-        farthest,
-        stopped=False,
-        broken=not no_memory,
-        out_of_memory=no_memory,
-        steps_done=_steps_kept(farthest),
-    )
-
-
-def is_cut_off(report: Ended) -> bool:
-    """Return whether a device could not go on; then the other devices of its group cannot go on, either."""
-    return report.broken or report.out_of_memory
+    is_starved = any(report.ending is Ending.OUT_OF_MEMORY for report in reports)
+    ending = Ending.OUT_OF_MEMORY if is_starved else Ending.BROKEN
+    return replace(farthest, ending=ending, steps_done=_steps_kept(farthest))
 
 
 def _steps_kept(report: Ended) -> int:

@@ -14,7 +14,7 @@ from tilework.core.preview import PREVIEW_SIDE, SHOWN_FRAMES
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, LoadWeights
-from tilework.core.wire.reports import Ended, Failed, Preview, Progress, Report, WeightsLoaded
+from tilework.core.wire.reports import Ended, Ending, Failed, Preview, Progress, Report, WeightsLoaded
 from tilework.core.wire.spec import Image
 
 _SLACK_NS = NS_PER_S
@@ -124,10 +124,11 @@ class ReportCheck:
         _check(small, "the preview", image, work)
 
     def _ended(self, work: _SentWork, ended: Ended, now_ns: int, within_ns: int | None) -> None:
-        is_cut_off = ended.broken or ended.out_of_memory
+        _check(ended.ending not in (Ending.FAILED, Ending.LOST), "ending", ended.ending.value, work)
+        is_cut_off = ended.ending.is_cut_off
         least = 0 if is_cut_off else work.steps_done
         _check(least <= ended.steps_done <= work.command.num_steps, "steps_done", ended.steps_done, work)
-        is_done = not (is_cut_off or ended.stopped)
+        is_done = ended.ending is Ending.DONE
         _check(not is_done or ended.steps_done == work.command.num_steps, "steps_done", ended.steps_done, work)
         _check_times(work, ended, now_ns, within_ns)
         absent = [one.job_id for one in ended.absent]

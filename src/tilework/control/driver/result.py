@@ -1,29 +1,13 @@
-"""Ends of works: the ways in which a work ends, and its merged report."""
+"""Ends of works: the merged report of a work, and the event that tells the controller."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from tilework.core.events import Broken, OutOfMemory, Stopped, WorkFailed, WorkFinished
-from tilework.core.wire.reports import Ended
+from tilework.core.wire.reports import Ended, Ending
 from tilework.core.work import Work
-
-
-class Ending(StrEnum):
-    """Way in which a work ended. `LOST`: all its devices were lost. `BROKEN`: some of its devices were lost.
-
-    `OUT_OF_MEMORY`: it needed more memory than a device has; its jobs are retried in another way.
-    """
-
-    DONE = "done"
-    STOPPED = "stopped"
-    BROKEN = "broken"
-    OUT_OF_MEMORY = "out_of_memory"
-    FAILED = "failed"
-    LOST = "lost"
-
 
 EndEvent = WorkFinished | Stopped | WorkFailed | OutOfMemory | Broken
 
@@ -46,15 +30,6 @@ class WorkResult:
     @property
     def steps_done(self) -> int:
         return 0 if self.report is None else self.report.steps_done
-
-
-def ending_of(report: Ended) -> Ending:
-    """Return the way in which a work ended, by its merged report."""
-    if report.out_of_memory:
-        return Ending.OUT_OF_MEMORY
-    if report.broken:
-        return Ending.BROKEN
-    return Ending.STOPPED if report.stopped else Ending.DONE
 
 
 def end_event(work: Work, ending: Ending, report: Ended) -> EndEvent:

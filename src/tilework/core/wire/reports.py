@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tilework.core.cache import CacheUse
 from tilework.core.component import Component, WeightBlocks, num_bytes
@@ -228,9 +229,31 @@ class KeptStates:
     num_returns: Count
 
 
+class Ending(StrEnum):
+    """Way in which a work ended.
+
+    Devices report the first four in `Ended`, and a failure by `Failed`; none can report that it is lost.
+    """
+
+    DONE = "done"
+    STOPPED = "stopped"
+    BROKEN = "broken"
+    """Some of its devices were lost, so the others broke it off."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """Lack of memory on a device; the jobs are retried in another way."""
+    FAILED = "failed"
+    LOST = "lost"
+    """All its devices were lost."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if a device could not go on; then the other devices of its group cannot go on, either."""
+        return self is Ending.BROKEN or self is Ending.OUT_OF_MEMORY
+
+
 @dataclass(slots=True)
 class Ended:
-    """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
+    """A work has ended on a device, after `steps_done` steps.
 
     `blobs` are those that it has written, by job: the outputs of its stage, or the state after its last step. The first
     worker of a group writes them; when the group breaks, every survivor does. The last stage on a request's way writes
@@ -244,9 +267,7 @@ class Ended:
     start_ns: Time
     end_ns: Time
     steps_done: Count
-    stopped: bool = False
-    broken: bool = False
-    out_of_memory: bool = False
+    ending: Ending = Ending.DONE
     blobs: Mapping[Count, StateBlob] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
     images: Mapping[Count, Image] = field(default_factory=dict)

@@ -37,8 +37,8 @@ from tilework.core.work import Group
 from tilework.runtime.executor import CannotRun, ModelRefused, WorkerStartFailed
 from tilework.runtime.nodes.messages import (
     THE_NODE,
-    Begin,
-    BreakOff,
+    BeginNode,
+    BreakOffGroup,
     Changed,
     Contents,
     EndMeasuring,
@@ -49,10 +49,10 @@ from tilework.runtime.nodes.messages import (
     Loading,
     LoadSpeeds,
     LoraRead,
-    Measure,
-    Measured,
-    Memory,
+    MeasureModel,
+    ModelMeasured,
     ModelRead,
+    NodeMemory,
     Ping,
     Pong,
     ReadLora,
@@ -242,8 +242,8 @@ class _Agent:
         if isinstance(message, Ping):
             self._channel.send(Pong(message.sent_ns, time.monotonic_ns()))
             if self._executor is not None:
-                self._channel.send(Memory(self._executor.resident_bytes, self._executor.readings))
-        elif isinstance(message, Begin):
+                self._channel.send(NodeMemory(self._executor.resident_bytes, self._executor.readings))
+        elif isinstance(message, BeginNode):
             self._begin_chore(self._start(message))
         elif self._executor is not None:
             if address == THE_NODE:
@@ -274,7 +274,7 @@ class _Agent:
     def _chore_ended(self, task: asyncio.Task[None]) -> None:
         self.has_failed |= end_if_failed(self._channel, task)
 
-    async def _start(self, begin: Begin) -> None:
+    async def _start(self, begin: BeginNode) -> None:
         self._watch(begin.silence_s)
         await self._tell_contents(begin.models)
         try:
@@ -349,7 +349,7 @@ class _Agent:
             self._groups[group.devices] = group.group_id, refs
         return refs
 
-    def _break_off(self, executor: NodeExecutor, message: BreakOff) -> None:
+    def _break_off(self, executor: NodeExecutor, message: BreakOffGroup) -> None:
         """End a group, also if none of its commands has come yet: later ones are then for a group that is broken."""
         group = GroupRef(message.group_id, message.devices)
         if not self._refs(group):
@@ -360,7 +360,7 @@ class _Agent:
 
     def _change(self, executor: NodeExecutor, message: Any) -> None:
         match message:
-            case BreakOff():
+            case BreakOffGroup():
                 self._break_off(executor, message)
             case KillWorker(device_id, reason):
                 executor.kill(device_id, reason)
@@ -382,7 +382,7 @@ class _Agent:
 
     def _change_models(self, executor: NodeExecutor, message: Any) -> None:
         match message:
-            case Measure():
+            case MeasureModel():
                 self._measure(executor, message)
             case EndMeasuring():
                 self._begin_chore(self._end_measuring(executor))
@@ -399,16 +399,16 @@ class _Agent:
             case _:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
-    def _measure(self, executor: NodeExecutor, asked: Measure) -> None:
+    def _measure(self, executor: NodeExecutor, asked: MeasureModel) -> None:
         """Measure at once: later commands for these workers are sent to them after the measurement."""
         what = asked.model, asked.batches, asked.degree, asked.num_runs, asked.loras, asked.known, asked.devices
         self._begin_chore(self._answer_measured(executor.calibrate(*what)))
 
     async def _answer_measured(self, rows: Awaitable[tuple[CostRow, ...]]) -> None:
         try:
-            self._channel.send(Measured(await rows))
+            self._channel.send(ModelMeasured(await rows))
         except (WorkerStartFailed, CannotRun) as error:
-            self._channel.send(Measured((), str(error), isinstance(error, CannotRun)))
+            self._channel.send(ModelMeasured((), str(error), isinstance(error, CannotRun)))
 
     async def _end_measuring(self, executor: NodeExecutor) -> None:
         self._channel.send(LoadSpeeds(await executor.end_calibration()))

@@ -36,15 +36,15 @@ from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.departures import Departures
 from tilework.runtime.nodes.measuring import NodeMeasuring
 from tilework.runtime.nodes.messages import (
-    Begin,
-    BreakOff,
+    BeginNode,
+    BreakOffGroup,
     Contents,
     KillWorker,
     Leave,
     Leaving,
     Links,
     Loading,
-    Measure,
+    MeasureModel,
     Started,
     StartFailed,
     WorkerJoined,
@@ -311,9 +311,9 @@ class NodesExecutor:
         node.close(reason, last_word)
         self._lose(node, reason)
 
-    def _begin(self, place: int) -> Begin:
+    def _begin(self, place: int) -> BeginNode:
         each = self._config.each
-        return Begin(
+        return BeginNode(
             node=place,
             silence_s=self._config.silence_s,
             models=tuple(self._on_node(one, place) for one in self._models.to_begin if isinstance(one, ModelSource)),
@@ -560,7 +560,7 @@ class NodesExecutor:
         node = self._nodes.get(self.node(ref.devices[0]))
         self._groups.forget(ref)
         if node is not None:
-            node.tell(BreakOff(ref.group_id, tuple(self._numbers.on_node(one) for one in ref.devices)))
+            node.tell(BreakOffGroup(ref.group_id, tuple(self._numbers.on_node(one) for one in ref.devices)))
 
     # Blobs.
 
@@ -596,7 +596,7 @@ class NodesExecutor:
     ) -> Awaitable[tuple[CostRow, ...]]:
         serving = self.serving.get(model, range(self.num_devices)) if devices is None else devices
         on_node = None if devices is None else tuple(map(self._numbers.on_node, devices))
-        asked = Measure(
+        asked = MeasureModel(
             model=model,
             batches=batches,
             degree=degree,

@@ -28,7 +28,7 @@ from tilework.cost.profile import ProfileKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class BeginNode:
     """Start the workers of this node: see `runtime.local_config.LocalConfig`. Either type of sources is empty.
 
     Workers that were started for an equal message are used again. The session ends when the server sends nothing for
@@ -49,7 +49,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakOff:
+class BreakOffGroup:
     """End a group of devices of this node. `group_id` is the one in its commands."""
 
     group_id: int
@@ -63,8 +63,8 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """See `Executor.calibrate`. Answered by `Measured`."""
+class MeasureModel:
+    """See `Executor.calibrate`. Answered by `ModelMeasured`."""
 
     model: str
     batches: tuple[Batch, ...]
@@ -197,7 +197,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ModelMeasured:
     """Rows, or an `error`: a worker was lost, or with `cannot_run` the model does not run there."""
 
     rows: tuple[CostRow, ...]
@@ -237,7 +237,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class NodeMemory:
     """Memory that each worker process of the node uses, and readings of its device, as in `Executor`.
 
     It follows each `Pong`.
@@ -256,8 +256,8 @@ class Pong:
 
 
 ToNode = (
-    Begin
-    | BreakOff
+    BeginNode
+    | BreakOffGroup
     | KillWorker
     | FetchBlobs
     | LeaveOrigin
@@ -267,7 +267,7 @@ ToNode = (
     | ReadComponents
     | RemoveModel
     | RemoveLora
-    | Measure
+    | MeasureModel
     | EndMeasuring
     | ReadModel
     | ServeModel
@@ -288,12 +288,12 @@ FromNode = (
     | WorkersLeft
     | BlobsFetched
     | Leaving
-    | Measured
+    | ModelMeasured
     | LoadSpeeds
     | ModelRead
     | LoraRead
     | Changed
-    | Memory
+    | NodeMemory
     | Pong
 )
 

@@ -21,10 +21,10 @@ from tilework.runtime.nodes.messages import (
     Loading,
     LoadSpeeds,
     LoraRead,
-    Measure,
-    Measured,
-    Memory,
+    MeasureModel,
+    ModelMeasured,
     ModelRead,
+    NodeMemory,
     Pong,
     Started,
     StartFailed,
@@ -83,7 +83,7 @@ class NodeCheck:
                 self._check_started(node, message)
             case Loading(num_ready):
                 _demand(num_ready <= self.each.num_workers + self.each.num_slots, f"{num_ready} workers are ready")
-            case WorkerLost() | WorkerJoined() | Links() | WorkersLeft() | Memory():
+            case WorkerLost() | WorkerJoined() | Links() | WorkersLeft() | NodeMemory():
                 self._check_workers(node, message)
             case StartFailed():
                 _demand(node.started is None, "it could not start, and has started")
@@ -91,13 +91,13 @@ class NodeCheck:
                 pass
             case BlobsFetched() | WeightsRead() | Pong():
                 _check_done(node, message)
-            case Measured() | LoadSpeeds() | ModelRead() | LoraRead() | Changed():
+            case ModelMeasured() | LoadSpeeds() | ModelRead() | LoraRead() | Changed():
                 _check_answer(node.asked(type(message)), message)
             case _:
                 raise BadMessage(f"{type(message).__name__}, which no node may say")
 
     def _check_workers(
-        self, node: RemoteNode, message: WorkerLost | WorkerJoined | Links | WorkersLeft | Memory
+        self, node: RemoteNode, message: WorkerLost | WorkerJoined | Links | WorkersLeft | NodeMemory
     ) -> None:
         match message:
             case WorkerLost(device_id):
@@ -109,7 +109,7 @@ class NodeCheck:
                 self._check_devices(alone, self._num_accelerators)
             case WorkersLeft(device_ids):
                 self._check_devices(device_ids, self._num_devices(node))
-            case Memory():
+            case NodeMemory():
                 for name in (*message.resident_bytes, *message.readings):
                     self._check_worker(node, name)
 
@@ -166,7 +166,7 @@ def _check_answer(asked: object | None, answer: Any) -> None:
     if asked is None:
         raise BadMessage(f"{type(answer).__name__}, which was not asked")
     match answer:
-        case Measured() if isinstance(asked, Measure):
+        case ModelMeasured() if isinstance(asked, MeasureModel):
             for row in answer.rows:
                 fits = row.pipeline == asked.model and 0 <= row.seconds <= _MOST_SECONDS and row.degree > 0
                 _demand(

@@ -20,7 +20,7 @@ from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.executor import Listener
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
-from tilework.runtime.nodes.messages import Begin
+from tilework.runtime.nodes.messages import BeginNode
 
 _log = logging.getLogger(__name__)
 _END_WORKS_S = 5.0  # Longer than most steps.
@@ -39,7 +39,7 @@ class NodeWorkers:
     def __init__(self, wait_s: float = 0.0) -> None:
         self._wait_s = wait_s
         self._executor: NodeExecutor | None = None
-        self._begun: Begin | None = None
+        self._begun: BeginNode | None = None
         self._models: tuple[LoadedModel, ...] | None = None  # None until all have loaded.
         self._has_changed = False
         self._session: Listener | None = None
@@ -55,7 +55,7 @@ class NodeWorkers:
         assert self._models is not None
         return self._models
 
-    async def begin(self, begin: Begin, on_loading: Callable[[int], None]) -> NodeExecutor:
+    async def begin(self, begin: BeginNode, on_loading: Callable[[int], None]) -> NodeExecutor:
         """Return workers as `begin` asks for: those that wait, or new ones, whose loading `on_loading` follows.
 
         Raises WorkerStartFailed, OSError.
@@ -206,7 +206,7 @@ def _components(model: LoadedModel) -> list[Component]:
     return [*model.components.values(), *(one for one in loras if one is not None)]
 
 
-def _config(begin: Begin) -> LocalConfig:
+def _config(begin: BeginNode) -> LocalConfig:
     sources: tuple[Source, ...] = (*begin.models, *begin.simulated)
     return LocalConfig(
         num_workers=begin.num_workers,

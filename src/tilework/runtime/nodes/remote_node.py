@@ -19,7 +19,7 @@ from tilework.core.wire.content import ModelContent
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import DeviceReading, Ended, Report
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.nodes.messages import Leave, Links, Memory, Ping, Pong, Started
+from tilework.runtime.nodes.messages import Leave, Links, NodeMemory, Ping, Pong, Started
 from tilework.runtime.nodes.session_chores import end_if_failed
 from tilework.runtime.outbox import Outbox, Outgoing
 
@@ -168,7 +168,7 @@ class RemoteNode:
             self._pings.discard(message.sent_ns)
             self.clock.add(message.sent_ns, message.now_ns, received_ns)
             return True
-        if isinstance(message, Memory):
+        if isinstance(message, NodeMemory):
             self.resident_bytes, self.readings = message.resident_bytes, message.readings
             return True
         for index, (_, kind, answer) in enumerate(self._awaited):

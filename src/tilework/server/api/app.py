@@ -52,7 +52,7 @@ from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
 from tilework.server.calls.journal import CallJournal
 from tilework.server.calls.readiness import Readiness
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
@@ -65,7 +65,7 @@ from tilework.server.live.watchers import Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
 from tilework.server.page.routes import PAGE_FILES, add_page
-from tilework.server.planning.planner import Planner
+from tilework.server.planning.planner import CapacityPlanner
 from tilework.server.planning.recent import RecentTraffic
 from tilework.server.planning.service import PlanService
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
@@ -132,7 +132,8 @@ def create_app(
     images = _images(engine, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
-    app.state.watchers, app.state.planner, app.state.tenants = Watchers(engine, feed), Planner(engine, recent), tenants
+    app.state.watchers, app.state.tenants = Watchers(engine, feed), tenants
+    app.state.planner = CapacityPlanner(engine, recent)
     app.state.batches = _batches(app, config, tenants, images, readiness, data)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
@@ -169,7 +170,7 @@ def _submitter(
     call_registry: CallRegistry,
     readiness: Readiness,
     sets: Sets,
-    observers: tuple[Callable[[Record], None], ...],
+    observers: tuple[Callable[[CallRecord], None], ...],
     safety_filter: SafetyFilter | None,
 ) -> CallSubmitter:
     return CallSubmitter(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.text import shown
 
 _log = logging.getLogger("tilework.server.calls")
 
 
-def log_ended(record: Record) -> None:
+def log_ended(record: CallRecord) -> None:
     """Log the end of a call."""
     if not _log.isEnabledFor(logging.INFO):
         return

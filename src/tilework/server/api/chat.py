@@ -18,9 +18,9 @@ from fastapi.responses import Response
 
 from tilework.core.time import s_from_ns
 from tilework.server.api.bodies import CHATS
-from tilework.server.api.images import Entry, ImageService
+from tilework.server.api.images import CallEntry, ImageService
 from tilework.server.calls.call import Call, Finished
-from tilework.server.calls.events import Event
+from tilework.server.calls.events import StreamEvent
 from tilework.server.calls.timeline import stage_durations
 from tilework.server.http.sse import chunk
 from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageUrl, RequestTimeline
@@ -43,7 +43,7 @@ class ChatService:
         content = await self.images.threads.run(_answer_json, finished, self._model(entry.call))
         return Response(content, headers=entry.headers(), media_type="application/json")
 
-    def _stream(self, entry: Entry) -> Response:
+    def _stream(self, entry: CallEntry) -> Response:
         chunks = ChatChunks(call=entry.call, model=self._model(entry.call), now_ns=self.images.engine.now_ns)
         return self.images.stream(entry.call, entry.headers(), chunks.on_wire, has_progress=True)
 
@@ -59,7 +59,7 @@ class ChatChunks:
     model: str
     now_ns: Callable[[], int]
 
-    async def on_wire(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    async def on_wire(self, events: AsyncGenerator[StreamEvent, None]) -> AsyncGenerator[bytes, None]:
         """Yield chunks; closing this closes `events`. A failure is an `error`, which OpenAI's clients raise."""
         timelines: list[Any] = []
         async with aclosing(events):
@@ -74,7 +74,7 @@ class ChatChunks:
         yield chunk({**self._chunk({}, "stop"), "tilework": timelines})
         yield DONE
 
-    def _delta(self, one: Event) -> Mapping[str, object] | None:
+    def _delta(self, one: StreamEvent) -> Mapping[str, object] | None:
         """Return what an event adds to the message; None for events that add nothing."""
         match one.name.partition(".")[2]:
             case "accepted":
@@ -91,7 +91,7 @@ class ChatChunks:
             case _:
                 return None
 
-    def _left(self, one: Event) -> str:
+    def _left(self, one: StreamEvent) -> str:
         """Return the time that the call is expected to take from now on, in words; empty without an estimate."""
         eta_s = one.data["eta_s"]
         if not isinstance(eta_s, float):

@@ -27,7 +27,7 @@ from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError, ContentRefused
-from tilework.server.calls.events import CallEvents, Event, View
+from tilework.server.calls.events import CallEvents, StreamEvent, View
 from tilework.server.calls.parsing.fields import renamed, with_texts
 from tilework.server.calls.parsing.image_call import ImageCall, image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
@@ -55,12 +55,12 @@ from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant
 from tilework.server.traces import TRACEPARENT
 
-Wire = Callable[[AsyncGenerator[Event, None]], AsyncGenerator[bytes, None]]
+Wire = Callable[[AsyncGenerator[StreamEvent, None]], AsyncGenerator[bytes, None]]
 REPLAYED = {"Idempotent-Replayed": "true"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CallEntry:
     """A call as one connection sees it; `is_replay` if an earlier request with the same key started it."""
 
     call: Call
@@ -114,7 +114,7 @@ class ImageService:
                 return self._later(entry, http, headers)
         return await self._answer(await self.result(call, http), http, headers)
 
-    async def enter(self, http: Request, route: Route, *, is_later: bool = False) -> Entry:
+    async def enter(self, http: Request, route: Route, *, is_later: bool = False) -> CallEntry:
         """Join the call that a client's idempotency key led to before, or submit what the client asks for.
 
         `is_later`: unless the call is a stream, its client fetches the images later. A repeat has the body of the first
@@ -134,7 +134,7 @@ class ImageService:
             log_refused(tenant.name, error.status, error.code, None)
             raise
 
-    async def _enter(self, http: Request, route: Route, tenant: Tenant, *, is_later: bool) -> Entry:
+    async def _enter(self, http: Request, route: Route, tenant: Tenant, *, is_later: bool) -> CallEntry:
         """Do as `enter`, without the log. Raises as `enter`."""
         self.submitter.readiness.require_started()
         models = self.models
@@ -144,7 +144,7 @@ class ImageService:
                 body = await self.bodies.read(http, route, models, place)
                 key = await self.bodies.key(http, tenant, body, place)
             if key is not None and (known := await self.submitter.join(key)) is not None:
-                return Entry(call=known, is_replay=True)
+                return CallEntry(call=known, is_replay=True)
             with self._counting_mistakes():
                 max_chars = self.config.max_prompt_chars
                 asked = route.fields(body, max_chars)
@@ -164,8 +164,8 @@ class ImageService:
         async with self.submitter.keeping(pictures, ask, tenant) as ask, self._turn(ask, tenant) as has_waited_more:
             has_waited = has_waited or has_waited_more
             if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:
-                return Entry(call=known, is_replay=True)  # The first call came meanwhile.
-            return Entry(call=await self.submitter.submit(ask, tenant, key), is_replay=False)
+                return CallEntry(call=known, is_replay=True)  # The first call came meanwhile.
+            return CallEntry(call=await self.submitter.submit(ask, tenant, key), is_replay=False)
 
     @asynccontextmanager
     async def _turn(self, ask: ImageCall, tenant: Tenant) -> AsyncIterator[bool]:
@@ -258,7 +258,7 @@ class ImageService:
         """Wait at most `wait_s` for the end of a call; return whether it has ended."""
         return call.end.done() or (wait_s > 0 and await unless_gone(http.receive, call.end, wait_s))
 
-    def _later(self, entry: Entry, http: Request, headers: dict[str, str]) -> Response:
+    def _later(self, entry: CallEntry, http: Request, headers: dict[str, str]) -> Response:
         """Make the answer 202. A new call shows the prediction of its admission; a replayed call is predicted again."""
         call = entry.call
         status = call_status(call, self.engine if entry.is_replay else None)
@@ -278,7 +278,7 @@ def _traceparent(http: Request) -> str | None:
     return given if TRACEPARENT.fullmatch(given) else None
 
 
-async def on_wire(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+async def on_wire(events: AsyncGenerator[StreamEvent, None]) -> AsyncGenerator[bytes, None]:
     """Yield the events of a call as server-sent events; closing this closes `events`."""
     async with aclosing(events):
         async for one in events:

@@ -20,9 +20,9 @@ from tilework.server.api.images import on_wire
 from tilework.server.calls.call import Call
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError, NotDone, PicturesGone, UnknownCall, gone, invalid
-from tilework.server.calls.events import CallEvents, Event, View, ended_events
+from tilework.server.calls.events import CallEvents, StreamEvent, View, ended_events
 from tilework.server.calls.finish import stored_name
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
 from tilework.server.calls.submitter import CallSubmitter
@@ -43,7 +43,7 @@ MAX_RETRY_S = 60
 class _Found:
     """The call that a uid names, open or ended, and the index of one of its images, or None for all of them."""
 
-    entry: Call | Record
+    entry: Call | CallRecord
     index: int | None
 
 
@@ -72,7 +72,9 @@ class RequestService:
         if after is not None and self.call_registry.find(after, tenant, now_ns) is None:
             raise invalid("after", after, "Give the uid of a call that is still known, or leave it out to begin anew.")
         entries = self.call_registry.latest(tenant, limit + 1, now_ns, after)
-        data = [entry.status() if isinstance(entry, Record) else call_status(entry, None) for entry in entries[:limit]]
+        data = [
+            entry.status() if isinstance(entry, CallRecord) else call_status(entry, None) for entry in entries[:limit]
+        ]
         return RequestList(
             data=data,
             first_id=data[0].uid if data else None,
@@ -93,7 +95,7 @@ class RequestService:
             if isinstance(found.entry, Call) and isinstance(end, CallError):  # The next start goes on with it.
                 raise end
         record = found.entry
-        assert isinstance(record, Record)
+        assert isinstance(record, CallRecord)
         for index in range(record.num_images):
             for frame in range(record.ask.num_parts):
                 await self.store.delete(stored_name(record.tenant, record.uid, index, frame))
@@ -117,7 +119,7 @@ class RequestService:
 
     def events(self, uid: str, http: Request) -> Response:
         found = self._find(uid, tenant_of(http.scope).name)
-        if isinstance(found.entry, Record):
+        if isinstance(found.entry, CallRecord):
             return self._stream(ended_events(_only(found.entry.status(), found.index)))
         num_images = len(found.entry.tickets)
         events = CallEvents(
@@ -130,7 +132,7 @@ class RequestService:
         )
         return self._stream(events.events())
 
-    def _stream(self, events: AsyncGenerator[Event, None]) -> Response:
+    def _stream(self, events: AsyncGenerator[StreamEvent, None]) -> Response:
         return EventStream(on_wire(events), keep_alive_s=self.config.keep_alive_s)
 
     async def content(self, uid: str, index: int | None, frame: int, http: Request) -> Response:
@@ -144,7 +146,7 @@ class RequestService:
         """
         uid, index = _image(uid, index)
         entry = self.call_registry.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
-        if isinstance(entry, Record) and not is_head(http.scope):
+        if isinstance(entry, CallRecord) and not is_head(http.scope):
             self.call_registry.mark_fetched(entry, index, frame)
         result = await self.result(uid, index, frame, http)
         return await file_answer(result, f"{uid}-{index}.{frame}", http)
@@ -165,7 +167,7 @@ class RequestService:
             raise self._no_content(uid, index, frame, entry)
         return result
 
-    def _no_content(self, uid: str, index: int, frame: int, entry: Call | Record | None) -> CallError:
+    def _no_content(self, uid: str, index: int, frame: int, entry: Call | CallRecord | None) -> CallError:
         status = None if entry is None else self._status(entry)
         if status is None or index >= len(status.images):
             return self._unknown(f"{uid}-{index}")
@@ -208,8 +210,8 @@ class RequestService:
         message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
         return UnknownCall(message, field="uid")
 
-    def _status(self, entry: Call | Record) -> RequestStatus:
-        return entry.status() if isinstance(entry, Record) else call_status(entry, self.engine)
+    def _status(self, entry: Call | CallRecord) -> RequestStatus:
+        return entry.status() if isinstance(entry, CallRecord) else call_status(entry, self.engine)
 
 
 def _only(status: RequestStatus, index: int | None) -> RequestStatus:

@@ -18,7 +18,7 @@ from tilework.server.api.requests import RequestService
 from tilework.server.calls.call import Call
 from tilework.server.calls.encode import encode_preview
 from tilework.server.calls.errors import NotDone, PicturesGone, UnknownCall, invalid
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.status import call_status
 from tilework.server.calls.timeline import stage_durations
 from tilework.server.http.middleware import tenant_of
@@ -90,7 +90,7 @@ class VideoService:
         self._found(video_id, http)
         await self.requests.delete(video_id, http)
         ended = self._find(video_id, http)
-        if isinstance(ended, Record):
+        if isinstance(ended, CallRecord):
             self.requests.call_registry.remove(ended)
         return VideoDeleted(id=video_id)
 
@@ -106,7 +106,7 @@ class VideoService:
         still = await self.images.threads.run(_STILLS[variant], content)
         return Response(still.content, media_type=still.media_type)
 
-    async def _preview(self, entry: Call | Record) -> Response:
+    async def _preview(self, entry: Call | CallRecord) -> Response:
         """Answer with the latest preview.
 
         Raises:
@@ -117,7 +117,7 @@ class VideoService:
         if not entry.ask.specs[0].preview_every:
             remedy = "The video was asked for without previews: give preview_every or preview_every_s with the next."
             raise invalid("variant", "preview", remedy)
-        if isinstance(entry, Record) or entry.end.done():
+        if isinstance(entry, CallRecord) or entry.end.done():
             message = f"Video {entry.uid} has ended, and its previews are gone. Ask for another variant."
             raise PicturesGone(message, field="variant")
         (ticket,) = entry.tickets
@@ -127,12 +127,12 @@ class VideoService:
         form, content = await self.images.threads.run(encode_preview, ticket.preview.image, "mp4", 0)
         return Response(content, headers={"Cache-Control": "no-store"}, media_type=f"image/{form}")
 
-    def _find(self, video_id: str, http: Request) -> Call | Record | None:
+    def _find(self, video_id: str, http: Request) -> Call | CallRecord | None:
         """Return the tenant's video of this id, if there is one."""
         found = self.requests.call_registry.find(video_id, tenant_of(http.scope).name, self.images.engine.now_ns())
         return found if found is not None and found.ask.is_video else None
 
-    def _found(self, video_id: str, http: Request) -> Call | Record:
+    def _found(self, video_id: str, http: Request) -> Call | CallRecord:
         """Return the tenant's video of this id.
 
         Raises:
@@ -146,15 +146,15 @@ class VideoService:
             raise UnknownCall(message, field="video_id", code="video_not_found")
         return found
 
-    def _job(self, entry: Call | Record, *, as_of_now: bool) -> VideoJob:
+    def _job(self, entry: Call | CallRecord, *, as_of_now: bool) -> VideoJob:
         """Describe a video. `as_of_now` predicts its ETA again, which takes longer the more is queued."""
         model = self.images.models.called(entry.ask.model)
-        if isinstance(entry, Record):
+        if isinstance(entry, CallRecord):
             return _job(entry, entry.status(), model)
         return _job(entry, call_status(entry, self.images.engine if as_of_now else None), model)
 
 
-def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
+def _job(entry: Call | CallRecord, status: RequestStatus, model: str) -> VideoJob:
     ask, (image,) = entry.ask, status.images
     (spec,) = ask.specs
     assert spec.video is not None

@@ -115,7 +115,7 @@ class KeptBatch:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundOnDisk:
     """Files and batches of a tenant that are on the disk.
 
     `held` are the ids of files of batches of another version, which cannot be read and are left as they are.
@@ -126,13 +126,13 @@ class Found:
     held: set[str] = field(default_factory=set)
 
 
-def scan(path: Path) -> tuple[dict[str, Found], list[StoredBatch]]:
+def scan(path: Path) -> tuple[dict[str, FoundOnDisk], list[StoredBatch]]:
     """Return what each tenant has, and the batches that have not ended, the oldest first. Remove what a kill has left.
 
     Raises OSError.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found, unfinished = dict[str, Found](), list[StoredBatch]()
+    found, unfinished = dict[str, FoundOnDisk](), list[StoredBatch]()
     for folder in path.glob(f"{TENANT}*"):
         tenant = folder.name.removeprefix(TENANT)
         found[tenant], more = _scan_tenant(tenant, folder)
@@ -176,8 +176,8 @@ def remove(places: Iterable[Path]) -> None:
                 one.unlink()
 
 
-def _scan_tenant(tenant: str, folder: Path) -> tuple[Found, list[StoredBatch]]:
-    found, unfinished, indexes = Found(), list[StoredBatch](), list[Path]()
+def _scan_tenant(tenant: str, folder: Path) -> tuple[FoundOnDisk, list[StoredBatch]]:
+    found, unfinished, indexes = FoundOnDisk(), list[StoredBatch](), list[Path]()
     for place in map(Path, os.scandir(folder)):
         if place.name.endswith(_NEW):
             place.unlink()
@@ -204,7 +204,7 @@ def _scan_tenant(tenant: str, folder: Path) -> tuple[Found, list[StoredBatch]]:
     return found, unfinished
 
 
-def _assign_answers(found: Found) -> None:
+def _assign_answers(found: FoundOnDisk) -> None:
     """Assign answers to their batches. A file is as old as its batch: its own time has changed since."""
     for batch in found.batches.values():
         for file_id in batch.answers_ids:
@@ -212,7 +212,7 @@ def _assign_answers(found: Found) -> None:
                 file.created_s, file.batch_id = batch.created_s, batch.id
 
 
-def _remove_unowned(found: Found) -> None:
+def _remove_unowned(found: FoundOnDisk) -> None:
     """Remove empty files of answers that no batch names: a kill came before its batch was written, or after its end."""
     for file in list(found.files.values()):
         is_unowned = file.batch_id is None and file.id not in found.held

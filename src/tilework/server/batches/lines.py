@@ -25,7 +25,7 @@ _EXAMPLE = '{"custom_id": "...", "method": "POST", "url": "...", "body": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A call: the number of its line from 1 on, its client's `custom_id`, and its body, which may have long texts."""
 
     number: int
@@ -42,7 +42,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LinePosition:
     """A place between two lines: after the first `number` lines, `offset` bytes from the beginning."""
 
     number: int = 0
@@ -72,27 +72,27 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
 
 
 def read_calls(
-    place: Path, endpoint: str, begin: Position, *answered: Collection[int]
-) -> tuple[list[Line], Position | None]:
+    place: Path, endpoint: str, begin: LinePosition, *answered: Collection[int]
+) -> tuple[list[BatchLine], LinePosition | None]:
     """Return some calls of a file that `check` found right, from `begin` on, and where to go on; None at the end.
 
     Calls whose numbers are among `answered` are skipped without parsing. Blocks, for a piece of the file.
     """
-    number, num_bytes, calls = begin.number, 0, list[Line]()
+    number, num_bytes, calls = begin.number, 0, list[BatchLine]()
     with place.open("rb") as file:
         file.seek(begin.offset)
         for text in _texts(file):
             number, num_bytes = number + 1, num_bytes + sum(map(len, text))
             if any(map(bytes.strip, text)) and not any(number in one for one in answered):
                 line = _line(number, text, endpoint)
-                if isinstance(line, Line):
+                if isinstance(line, BatchLine):
                     calls.append(line)
             if num_bytes >= _AT_ONCE_BYTES:
-                return calls, Position(number, begin.offset + num_bytes)
+                return calls, LinePosition(number, begin.offset + num_bytes)
     return calls, None
 
 
-def answer_line(batch_id: str, line: Line, status: int, uid: str, body: bytes) -> bytes:
+def answer_line(batch_id: str, line: BatchLine, status: int, uid: str, body: bytes) -> bytes:
     """Return the line of an answer. `body` is the route's answer: JSON, which is not parsed."""
     about = json.dumps({"id": f"{batch_id}-{line.number}", "custom_id": line.custom_id}).encode("ascii")
     response = json.dumps({"status_code": status, "request_id": uid}).encode("ascii")
@@ -100,7 +100,7 @@ def answer_line(batch_id: str, line: Line, status: int, uid: str, body: bytes) -
     return about[:-1] + b', "response": ' + response[:-1] + b', "body": ' + body + b'}, "error": null}\n'
 
 
-def _read(place: Path, endpoint: str) -> Iterator[Line | LineError]:
+def _read(place: Path, endpoint: str) -> Iterator[BatchLine | LineError]:
     """Yield the calls of a file in order, or the mistake in a line."""
     with place.open("rb") as file:
         for number, text in enumerate(_texts(file), 1):
@@ -135,7 +135,7 @@ def _parsed(text: Sequence[bytes]) -> object:
     return reader.value()
 
 
-def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError:
+def _line(number: int, text: Sequence[bytes], endpoint: str) -> BatchLine | LineError:
     def wrong(message: str, param: str | None = None) -> LineError:
         return LineError(line=number, message=message, param=param)
 
@@ -161,5 +161,5 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
             return wrong(f'{name} = {shown(call.get(name))} is not accepted. Give "{wanted}".', name)
     if not isinstance(body, dict):
         return wrong("The body is no object.", "body")
-    line = Line(number, custom_id, body)
+    line = BatchLine(number, custom_id, body)
     return wrong("A batch does not stream: leave stream out.", "stream") if line.given().get("stream") else line

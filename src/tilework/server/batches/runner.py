@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tilework.server.batches.answers import AnswerFile
 from tilework.server.batches.disk import KeptFile, StoredBatch
-from tilework.server.batches.lines import Line, Position, answer_line, read_calls
+from tilework.server.batches.lines import BatchLine, LinePosition, answer_line, read_calls
 from tilework.server.batches.shelf import BatchShelf
 from tilework.server.bounded.json_writer import json_pieces
 from tilework.server.calls.errors import ModelNotServed
@@ -195,7 +195,7 @@ class BatchRunner:
 
     async def _make_calls(self, progress: _Progress, calls: KeptFile, answers: list[_Answers]) -> None:
         places, answered = asyncio.Semaphore(AT_ONCE), [one.file.numbers for one in answers]
-        position: Position | None = Position()
+        position: LinePosition | None = LinePosition()
         async with self._client(progress) as client, asyncio.TaskGroup() as group:
             while position is not None and not progress.is_over:
                 endpoint = progress.state.endpoint
@@ -207,7 +207,9 @@ class BatchRunner:
                     task = group.create_task(self._call(client, progress, line, answers))
                     task.add_done_callback(lambda _task: places.release())
 
-    async def _call(self, client: httpx.AsyncClient, progress: _Progress, line: Line, answers: list[_Answers]) -> None:
+    async def _call(
+        self, client: httpx.AsyncClient, progress: _Progress, line: BatchLine, answers: list[_Answers]
+    ) -> None:
         """Make one call and keep its answer; while there is no room, try again. Once the batch is over, no try is made.
 
         No call is made while its tenant is gone.
@@ -247,7 +249,7 @@ class BatchRunner:
             progress.tenants = self.tenants.value
         return tenant
 
-    def _defaults(self, progress: _Progress, tenant: Tenant, line: Line) -> dict[str, Any]:
+    def _defaults(self, progress: _Progress, tenant: Tenant, line: BatchLine) -> dict[str, Any]:
         """Return defaults for fields that a call does not set, nor its `extra_body`; null does not set a field."""
         given, found = line.given(), dict[str, Any]()
         if "priority" not in given and CLASS in self.tenants.value.allowed(tenant):
@@ -297,7 +299,7 @@ def _is_to_be_repeated(answer: httpx.Response) -> bool:
     return answer.status_code == _NOT_READY and bool(answer.json()["error"]["code"] != ModelNotServed.code)
 
 
-def _append(file: AnswerFile, batch_id: str, line: Line, answer: httpx.Response) -> None:
+def _append(file: AnswerFile, batch_id: str, line: BatchLine, answer: httpx.Response) -> None:
     """Write the answer of a call. Raises OSError."""
     uid = answer.headers.get("x-request-id", "")
     file.append(line.number, answer_line(batch_id, line, answer.status_code, uid, answer.content))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilework.server.batches import disk
-from tilework.server.batches.disk import Found, KeptBatch, KeptFile, StoredBatch
+from tilework.server.batches.disk import FoundOnDisk, KeptBatch, KeptFile, StoredBatch
 from tilework.server.config import ServerConfig
 from tilework.server.schema.batch_answers import FileAnswer
 from tilework.server.text import counted
@@ -46,7 +46,7 @@ class _Owned:
     others, and when, as far as that is known.
     """
 
-    found: Found = field(default_factory=Found)
+    found: FoundOnDisk = field(default_factory=FoundOnDisk)
     first_to_go: tuple[float, str] | None = None
     deleted: dict[str, tuple[int, str]] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -276,11 +276,11 @@ class BatchShelf:
         found = self._owned(tenant).found
         return self._is_expired(found, file, now_s) and file.id not in _in_use(found)
 
-    def _is_expired(self, found: Found, file: KeptFile, now_s: float) -> bool:
+    def _is_expired(self, found: FoundOnDisk, file: KeptFile, now_s: float) -> bool:
         expires_s = self._expires_s(found, file)
         return expires_s is not None and expires_s <= now_s
 
-    def _expires_s(self, found: Found, file: KeptFile) -> int | None:
+    def _expires_s(self, found: FoundOnDisk, file: KeptFile) -> int | None:
         """Return when a file expires, as far as that is known: answers live from the end of their batch on."""
         ttl_s = int(self._config.batch_ttl_s)
         if file.expires_s is not None:
@@ -308,7 +308,7 @@ def _read(tenant: str, folder: Path, batch_ids: list[str]) -> list[StoredBatch]:
     return found
 
 
-def _in_use(found: Found) -> dict[str, str]:
+def _in_use(found: FoundOnDisk) -> dict[str, str]:
     """Return the files of batches that have not ended, each with the id of such a batch."""
     return {file_id: one.id for one in found.batches.values() if one.ended_s is None for file_id in one.file_ids}
 

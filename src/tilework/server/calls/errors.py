@@ -84,7 +84,7 @@ class ContentRefused(CallError):
     code = "content_policy_violation"
 
 
-class Cancelled(CallError):
+class CallCancelled(CallError):
     """The call was cancelled on request."""
 
     code = "cancelled"
@@ -109,13 +109,13 @@ class KeyReused(CallError):
     code = "idempotency_key_reused"
 
 
-class Refused(CallError):
+class CallRefused(CallError):
     """Admission, or a limit of the tenant, does not accept the call now."""
 
     type = "rate_limit_error"
 
 
-class Failed(CallError):
+class CallFailed(CallError):
     """The images could not be made or kept; the client made no mistake."""
 
     type = "server_error"
@@ -154,8 +154,8 @@ def not_ready(
     return error
 
 
-def internal_error() -> Failed:
-    return Failed("The server failed to answer; its log says why.")
+def internal_error() -> CallFailed:
+    return CallFailed("The server failed to answer; its log says why.")
 
 
 def gone(uid: str, reason: str) -> PicturesGone:

@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tilework.core.request import Status
-from tilework.runtime.ticket import Preview, Ticket
+from tilework.runtime.ticket import Ticket, TicketPreview
 from tilework.server.calls.call import Call, Finished, changes
 from tilework.server.calls.encode import Threads, encode_base64, encode_preview
-from tilework.server.calls.errors import CallError, Cancelled
+from tilework.server.calls.errors import CallCancelled, CallError
 from tilework.server.calls.parsing.sizes import size_text
-from tilework.server.calls.status import Eta, eta
+from tilework.server.calls.status import CallEta, eta
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import RequestStatus
 
@@ -34,7 +34,7 @@ _NO_TOKENS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """One event of a stream."""
 
     name: str
@@ -72,7 +72,7 @@ class CallEvents:
     images: range
     sent: dict[int, _Sent] = field(default_factory=dict)
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[StreamEvent, None]:
         """Yield events from the present state on until the call has ended."""
         with changes(self.call) as changed:
             if self.view.has_progress:
@@ -88,7 +88,7 @@ class CallEvents:
         async for news in self._end(self.call.end.result()):
             yield news
 
-    def _accepted(self) -> Event:
+    def _accepted(self) -> StreamEvent:
         call = self.call
         expected = [eta(call, self.engine, call.tickets[index]) for index in self._open_images()]
         ask = call.ask
@@ -96,7 +96,7 @@ class CallEvents:
         last_s = max((one.seconds for one in expected if one is not None), default=None)
         last_p90_s = max((one.p90_s for one in expected if one is not None), default=None)
         about = {"uid": self.uid, "images": len(self.images), "eta_s": last_s, "eta_p90_s": last_p90_s}
-        return Event("tilework.accepted", {**about, **judged, "warnings": [*ask.warnings]})
+        return StreamEvent("tilework.accepted", {**about, **judged, "warnings": [*ask.warnings]})
 
     async def _until_changed(self, changed: asyncio.Event) -> None:
         """Wait for a change; while an image waits, no longer than until its prediction is looked at again."""
@@ -108,7 +108,7 @@ class CallEvents:
     def _waits(self, index: int) -> bool:
         return self.call.tickets[index].status in (Status.QUEUED, Status.PAUSED)
 
-    async def _news(self) -> AsyncIterator[Event]:
+    async def _news(self) -> AsyncIterator[StreamEvent]:
         for index in self._open_images():
             ticket, sent = self.call.tickets[index], self.sent.setdefault(index, _Sent())
             preview = ticket.preview
@@ -123,13 +123,13 @@ class CallEvents:
                 expected = eta(self.call, self.engine, ticket)
                 if state != sent.state or (expected and abs(expected.seconds - sent.eta_s) > _MOVED * sent.eta_s):
                     sent.state, sent.eta_s = state, expected.seconds if expected else 0.0
-                    yield Event("tilework.progress", _progress(index, ticket, expected))
+                    yield StreamEvent("tilework.progress", _progress(index, ticket, expected))
 
     def _open_images(self) -> list[int]:
         """Return the images with a ticket: a call that was replayed from the store has none any more."""
         return [index for index in self.images if index < len(self.call.tickets)]
 
-    async def _preview(self, index: int, preview: Preview, sent: _Sent) -> AsyncIterator[Event]:
+    async def _preview(self, index: int, preview: TicketPreview, sent: _Sent) -> AsyncIterator[StreamEvent]:
         is_partial = self.view.has_files and self._is_due(preview, sent.num_partial)
         if not (is_partial or self.view.has_progress):
             return
@@ -139,13 +139,13 @@ class CallEvents:
             text = await self.threads.run(encode_base64, preview.image, ask.output_format, ask.quality)
             partial = {**self._picture(text), "partial_image_index": sent.num_partial, "tilework": about}
             sent.num_partial += 1
-            yield Event(f"{ask.stream_of}.partial_image", partial)
+            yield StreamEvent(f"{ask.stream_of}.partial_image", partial)
         if self.view.has_progress:
             form, content = await self.threads.run(encode_preview, preview.image, ask.output_format, ask.quality)
             coded = {"output_format": form, "b64_json": base64.b64encode(content).decode("ascii")}
-            yield Event("tilework.preview", {**about, **coded})
+            yield StreamEvent("tilework.preview", {**about, **coded})
 
-    def _is_due(self, preview: Preview, num_shown: int) -> bool:
+    def _is_due(self, preview: TicketPreview, num_shown: int) -> bool:
         """Return whether the next unfinished image is due: they divide the steps into equal parts."""
         k, steps = self.view.num_partial, self.call.ask.specs[0].steps
         return preview.steps_done >= steps * (num_shown + 1) // (k + 1)
@@ -161,31 +161,31 @@ class CallEvents:
             "size": size_text(ask.specs[0].shape),
         }
 
-    async def _end(self, end: Finished | CallError) -> AsyncIterator[Event]:
+    async def _end(self, end: Finished | CallError) -> AsyncIterator[StreamEvent]:
         if isinstance(end, Finished):
             for index in self.images:
                 async for news in self._done(end, index):
                     yield news
             return
         if self.view.has_progress:
-            name = "tilework.cancelled" if isinstance(end, Cancelled) else "tilework.failed"
-            yield Event(name, {"uid": self.uid, "reason": end.message, "code": end.code})
+            name = "tilework.cancelled" if isinstance(end, CallCancelled) else "tilework.failed"
+            yield StreamEvent(name, {"uid": self.uid, "reason": end.message, "code": end.code})
         if self.view.has_files:
-            yield Event("error", {"error": end.detail().model_dump(mode="json")})
+            yield StreamEvent("error", {"error": end.detail().model_dump(mode="json")})
 
-    async def _done(self, end: Finished, index: int) -> AsyncIterator[Event]:
+    async def _done(self, end: Finished, index: int) -> AsyncIterator[StreamEvent]:
         """Yield the events of a finished image; each frame of a clip is an event."""
         timeline = end.timelines[index]
         served = timeline.model_dump(mode="json")
         for frame, file in end.parts(index) if self.view.has_files else ():
             text = (await self.threads.run(base64.b64encode, file)).decode("ascii")
             completed = {**self._picture(text), "frame": frame, "usage": _NO_TOKENS, "tilework": served}
-            yield Event(f"{end.ask.stream_of}.completed", completed)
+            yield StreamEvent(f"{end.ask.stream_of}.completed", completed)
         if self.view.has_progress:
-            yield Event("tilework.done", {"uid": timeline.uid, "timeline": served})
+            yield StreamEvent("tilework.done", {"uid": timeline.uid, "timeline": served})
 
 
-def _progress(index: int, ticket: Ticket, expected: Eta | None) -> dict[str, object]:
+def _progress(index: int, ticket: Ticket, expected: CallEta | None) -> dict[str, object]:
     return {
         "uid": ticket.request.uid,
         "index": index,
@@ -197,15 +197,15 @@ def _progress(index: int, ticket: Ticket, expected: Eta | None) -> dict[str, obj
     }
 
 
-async def ended_events(status: RequestStatus) -> AsyncGenerator[Event, None]:
+async def ended_events(status: RequestStatus) -> AsyncGenerator[StreamEvent, None]:
     """Yield the events of a call that has ended, for a reader that comes later."""
-    yield Event(
+    yield StreamEvent(
         "tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None, "eta_p90_s": None}
     )
     if status.error is not None:
         about = {"uid": status.uid, "reason": status.error.message, "code": status.error.code}
-        yield Event(f"tilework.{status.status}", about)
+        yield StreamEvent(f"tilework.{status.status}", about)
         return
     for image in status.images:
         timeline = None if image.timeline is None else image.timeline.model_dump(mode="json")
-        yield Event("tilework.done", {"uid": image.uid, "timeline": timeline})
+        yield StreamEvent("tilework.done", {"uid": image.uid, "timeline": timeline})

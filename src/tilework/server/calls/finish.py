@@ -20,11 +20,11 @@ from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode, picture_of
 from tilework.server.calls.errors import (
+    CallCancelled,
     CallError,
-    Cancelled,
+    CallFailed,
     ContentRefused,
     Expired,
-    Failed,
     InvalidValue,
     ModelNotServed,
     NotReady,
@@ -33,7 +33,7 @@ from tilework.server.calls.errors import (
 )
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.provenance import provenance_of, text_chunks
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
 from tilework.server.calls.timeline import is_exact, request_timeline
@@ -67,7 +67,7 @@ class Finisher:
     threads: Threads
     call_registry: CallRegistry
     has_metadata: bool = True
-    observers: tuple[Callable[[Record], None], ...] = ()
+    observers: tuple[Callable[[CallRecord], None], ...] = ()
     safety_filter: SafetyFilter | None = None
 
     async def finish(self, call: Call) -> None:
@@ -213,13 +213,13 @@ class Finisher:
 
     def _record(
         self, call: Call, ask: ImageCall, end: Finished | CallError, expires_ns: int | None, now_ns: int
-    ) -> Record:
+    ) -> CallRecord:
         """Make the record of a call; `ask` is the call's without texts."""
         is_kept = expires_ns is not None
         expires_s = None if expires_ns is None else call.arrived_s + s_from_ns(expires_ns - call.arrival_ns)
         status = call_status(call, None, end, expires_s)
         decisions = Decisions(uid=call.uid, status=status.status, decisions=call_decisions(call))
-        return Record(
+        return CallRecord(
             uid=call.uid,
             key=call.key,
             ask=ask,
@@ -269,11 +269,11 @@ def _failure(call: Call, outcome: Outcome) -> CallError | None:
         return Expired(message, resend=False)
     if outcome.status is not Status.CANCELLED:
         message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
-        return Failed(message, code="generation_failed")
+        return CallFailed(message, code="generation_failed")
     if call.cancel_reason is None:  # The engine itself cancelled it: it is stopping, or has lost its devices.
         return not_ready(f"image {outcome.uid} was cancelled: {outcome.reason}")
     message = f"Request {call.uid} was cancelled: {call.cancel_reason}. Send it again if you want it."
-    return Cancelled(message, resend=False)
+    return CallCancelled(message, resend=False)
 
 
 def _pixels(outcome: Outcome) -> Image:
@@ -286,7 +286,7 @@ def _unwritten(call: Call, answer: Unwritten) -> CallError:
         f"The pictures of request {call.uid} are done, but this server cannot write them {answer.places}. Send the"
         ' request again with response_format "b64_json", and wait for the answer.'
     )
-    return Failed(message, code="result_unwritable")
+    return CallFailed(message, code="result_unwritable")
 
 
 def _left(call: Call) -> CallError:
@@ -303,4 +303,4 @@ def _too_large(answer: TooLarge) -> CallError:
         f"The image has {answer.num_bytes} bytes, but this server keeps at most {answer.max_bytes} bytes of"
         ' results. Ask for response_format "b64_json", or raise result_bytes.'
     )
-    return Failed(message, code="result_too_large")
+    return CallFailed(message, code="result_too_large")

@@ -16,7 +16,7 @@ from tilework.core.time import ns_from_s
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.calls.parsing.image_call import ImageCall
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.store.given_pictures import GivenPictures
 from tilework.store.journal import Added, Ended, Journal, JournalUnusable, NotWritten, OpenCall
 
@@ -57,7 +57,7 @@ class OpenAgain:
 
 
 _CALL = TypeAdapter(KeptCall)
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(CallRecord)
 
 
 class CallJournal:
@@ -80,10 +80,10 @@ class CallJournal:
             NotWritten: it may not.
         """
 
-    def end(self, record: Record, *, has_key: bool) -> None:
+    def end(self, record: CallRecord, *, has_key: bool) -> None:
         """Record that a call has ended: no part of it is to be done again."""
 
-    def change(self, record: Record) -> None:
+    def change(self, record: CallRecord) -> None:
         """Replace the record of a call that has ended."""
 
     def forget(self, uid: str) -> None:
@@ -146,7 +146,7 @@ class DurableJournal(CallJournal):
         self.pictures.release(closed)
         self._closed -= closed
 
-    def end(self, record: Record, *, has_key: bool) -> None:
+    def end(self, record: CallRecord, *, has_key: bool) -> None:
         try:
             self._journal.end(Ended(uid=record.uid, has_key=has_key, document=_RECORD.dump_json(record)))
             self._closed |= {record.uid, *self._unwritten}
@@ -155,7 +155,7 @@ class DurableJournal(CallJournal):
             self._unwritten.add(record.uid)
             logger.error("call %s has ended, but a start before the next end would repeat it: %s", record.uid, error)
 
-    def change(self, record: Record) -> None:
+    def change(self, record: CallRecord) -> None:
         try:
             self._journal.change(record.uid, _RECORD.dump_json(record))
         except NotWritten as error:
@@ -217,7 +217,7 @@ class DurableJournal(CallJournal):
     def _hold(self, call: KeptCall) -> None:
         self.pictures.hold(call.uid, [one.file for one in call.ask.files])
 
-    def records(self) -> list[tuple[Record, bool]]:
+    def records(self) -> list[tuple[CallRecord, bool]]:
         """Return records in the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""
         return [(_read(_RECORD, ended.document), ended.has_key) for ended in self._journal.records()]
 

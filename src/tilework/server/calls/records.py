@@ -14,7 +14,7 @@ _IMAGE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class CallRecord:
     """A call that has ended. Status and decisions are kept as JSON: small, and of known size.
 
     `ask` is the call without its texts: it says how to answer a repeat. `latency_s` is how long it took until its files

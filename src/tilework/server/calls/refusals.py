@@ -7,7 +7,7 @@ import math
 from tilework.core.actions import Reject
 from tilework.core.request import OnMiss, RefusalCode
 from tilework.core.time import NS_PER_S
-from tilework.server.calls.errors import CallError, NotReady, Refused, invalid, not_ready
+from tilework.server.calls.errors import CallError, CallRefused, NotReady, invalid, not_ready
 from tilework.server.calls.parsing.deadlines import Deadline
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.parsing.sizes import size_text
@@ -53,34 +53,34 @@ def _does_not_fit(refusal: Reject, field: str, value: object, remedy: str) -> Ca
     return invalid(field, value, f"It does not fit: {refusal.reason}. {remedy}.", code=refusal.code.value)
 
 
-def queue_full(refusal: Reject) -> Refused:
+def queue_full(refusal: Reject) -> CallRefused:
     """Return the error for any call that asks for no promise, while the engine would refuse them all."""
     return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns=0)
 
 
-def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> Refused:
+def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> CallRefused:
     message = (
         f"n = {num_asked} is not accepted now: {num_open} of your images are open, and at most {tenant.max_open} may"
         f" be. Wait for some to end, cancel some, or retry in {counted(retry_s, 'second')}."
     )
-    return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
+    return CallRefused(message, field="n", code="too_many_open", retry_s=retry_s)
 
 
-def too_many_a_minute(tenant: Tenant, wait_ns: int) -> Refused:
+def too_many_a_minute(tenant: Tenant, wait_ns: int) -> CallRefused:
     retry_s = max(1, math.ceil(wait_ns / NS_PER_S))
     message = (
         f"This key may make {tenant.requests_per_minute} calls for pictures a minute, and has made them. Retry in"
         f" {counted(retry_s, 'second')}."
     )
-    return Refused(message, code="rate_limit_exceeded", retry_s=retry_s)
+    return CallRefused(message, code="rate_limit_exceeded", retry_s=retry_s)
 
 
-def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
+def input_full(num_held: int, num_asked: int, most_bytes: int) -> CallRefused:
     message = (
         f"The pictures of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of"
         f" {most_bytes}. Send smaller pictures, or retry in {counted(RETRY_BUSY_S, 'second')}."
     )
-    return Refused(message, code=_INPUT_FULL, retry_s=RETRY_BUSY_S)
+    return CallRefused(message, code=_INPUT_FULL, retry_s=RETRY_BUSY_S)
 
 
 def cannot_keep(reason: str) -> NotReady:
@@ -106,7 +106,7 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int, num_image
         f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can{of_all} is"
         f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort"{retry}.'
     )
-    return Refused(
+    return CallRefused(
         message,
         field=field,
         code=refusal.code.value,
@@ -124,7 +124,7 @@ def _unreachable_together(refusal: Reject, deadline: Deadline) -> CallError:
     )
     details = {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source, "earliest_s": None}
     code = refusal.code.value
-    return Refused(message, field=deadline.field, code=code, retry_s=RETRY_BUSY_S, resend=False, details=details)
+    return CallRefused(message, field=deadline.field, code=code, retry_s=RETRY_BUSY_S, resend=False, details=details)
 
 
 def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
@@ -137,11 +137,11 @@ def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallErro
     return error
 
 
-def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:
+def _no_room(message: str, refusal: Reject, arrival_ns: int) -> CallRefused:
     """Return the error for a full queue: by `retry_s` it should be short enough, by `earliest_s` the call done."""
     earliest_s = None if refusal.earliest_ns is None else _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = RETRY_BUSY_S if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
-    return Refused(
+    return CallRefused(
         f"{message} Retry in {counted(retry_s, 'second')}.",
         code=refusal.code.value,
         retry_s=retry_s,

@@ -12,7 +12,7 @@ from tilework.server.calls.arrivals import Arrivals
 from tilework.server.calls.call import Call
 from tilework.server.calls.idempotency import Key, reused
 from tilework.server.calls.journal import CallJournal
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.store.shares import Shares
 
 
@@ -31,7 +31,7 @@ class CallRegistry:
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._open: dict[str, Call] = {}
-        self._ended: OrderedDict[str, Record] = OrderedDict()
+        self._ended: OrderedDict[str, CallRecord] = OrderedDict()
         self._arrivals: defaultdict[str, Arrivals] = defaultdict(Arrivals)
         self._keys: dict[tuple[str, str], tuple[Key, str]] = {}
         self._shares = Shares()
@@ -91,9 +91,9 @@ class CallRegistry:
         self._arrivals[call.tenant].add(call.uid)
         self._enter(call)
 
-    def restore(self, calls: Sequence[Call], records: Sequence[tuple[Record, bool]]) -> None:
+    def restore(self, calls: Sequence[Call], records: Sequence[tuple[CallRecord, bool]]) -> None:
         """Take over open calls and records that the journal has kept, each record with whether its key holds."""
-        entries: list[Call | Record] = [*calls, *(record for record, _ in records)]
+        entries: list[Call | CallRecord] = [*calls, *(record for record, _ in records)]
         for entry in sorted(entries, key=lambda entry: entry.arrived_s):
             self._arrivals[entry.tenant].add(entry.uid)
         for record, has_key in records:
@@ -111,11 +111,11 @@ class CallRegistry:
         self._take_key(call)
         self._update()
 
-    def _take_key(self, entry: Call | Record) -> None:
+    def _take_key(self, entry: Call | CallRecord) -> None:
         if entry.key is not None:
             self._keys[entry.key.tenant, entry.key.text] = entry.key, entry.uid
 
-    def end(self, record: Record, now_ns: int, *, frees_key: bool) -> None:
+    def end(self, record: CallRecord, now_ns: int, *, frees_key: bool) -> None:
         """Replace an open call by its record; a key that led to no image is free again."""
         self.sweep(now_ns)
         self.journal.end(record, has_key=not frees_key)
@@ -132,7 +132,7 @@ class CallRegistry:
             dropped.append(self._drop(uid))
         self._dropped(dropped)
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, record: CallRecord) -> None:
         self._ended[record.uid] = record
         self._shares.add(record.tenant, record.uid, record.num_bytes)
         self._num_bytes += record.num_bytes
@@ -149,13 +149,13 @@ class CallRegistry:
         self._free_key(call)
         self._update()
 
-    def find(self, uid: str, tenant: str | None, now_ns: int) -> Call | Record | None:
+    def find(self, uid: str, tenant: str | None, now_ns: int) -> Call | CallRecord | None:
         """Return the call of this tenant, or of any (None)."""
         self.sweep(now_ns)
         found = self._open.get(uid) or self._ended.get(uid)
         return found if found is not None and tenant in (None, found.tenant) else None
 
-    def find_key(self, key: Key, now_ns: int) -> Call | Record | None:
+    def find_key(self, key: Key, now_ns: int) -> Call | CallRecord | None:
         """Return the call that a key led to, if it is open, or done and its images have not expired.
 
         Raises:
@@ -163,7 +163,7 @@ class CallRegistry:
         """
         first, uid = self._keys.get((key.tenant, key.text), (None, ""))
         found = None if first is None else self.find(uid, key.tenant, now_ns)
-        if first is None or found is None or (isinstance(found, Record) and found.fresh_until_ns <= now_ns):
+        if first is None or found is None or (isinstance(found, CallRecord) and found.fresh_until_ns <= now_ns):
             return None
         if first.fingerprint != key.fingerprint:
             raise reused(key)
@@ -178,7 +178,7 @@ class CallRegistry:
         *,
         newest_first: bool = True,
         only_videos: bool = False,
-    ) -> list[Call | Record]:
+    ) -> list[Call | CallRecord]:
         """Return at most `limit` of a tenant's calls in this order; those that follow `after`, a known call, if given.
 
         With `only_videos` it walks over all other calls between them.
@@ -188,12 +188,12 @@ class CallRegistry:
         entries = (self._open.get(uid) or self._ended[uid] for uid in walk)
         return list(islice((one for one in entries if one.ask.is_video or not only_videos), limit))
 
-    def unfetched(self) -> list[tuple[Record, int, int]]:
+    def unfetched(self) -> list[tuple[CallRecord, int, int]]:
         """Return the images that a client may still fetch, each as its record and its index and frame there."""
         records = (self._ended[uid] for uid in self._unfetched)
         return [(record, index, frame) for record in records for index, frame in record.unfetched]
 
-    def untold(self) -> list[Record]:
+    def untold(self) -> list[CallRecord]:
         """Return the calls whose webhooks have not been told yet."""
         return [record for record in self._ended.values() if record.webhook is not None]
 
@@ -207,7 +207,7 @@ class CallRegistry:
             self._ended[uid] = told = replace(record, webhook=None)
             self.journal.change(told)
 
-    def mark_fetched(self, record: Record, index: int, frame: int = 0) -> None:
+    def mark_fetched(self, record: CallRecord, index: int, frame: int = 0) -> None:
         """Note that this image was fetched, or is gone: a stop need not wait for it."""
         record.unfetched.discard((index, frame))
         if not record.unfetched:
@@ -221,7 +221,7 @@ class CallRegistry:
             self._unfetched.discard(uid)
             self._update()
 
-    def release(self, record: Record) -> None:
+    def release(self, record: CallRecord) -> None:
         """Note that the images of this call are deleted; its key is free again."""
         self.mark_all_fetched(record.uid)
         self.journal.free_key(record.uid)
@@ -245,7 +245,7 @@ class CallRegistry:
         if not self._num_open[call.tenant]:
             del self._num_open[call.tenant]
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: CallRecord) -> None:
         """Forget a call that has ended."""
         self._dropped([self._drop(record.uid)])
 
@@ -263,7 +263,7 @@ class CallRegistry:
             self.journal.drop(uids)
         self._update()
 
-    def _free_key(self, entry: Call | Record) -> None:
+    def _free_key(self, entry: Call | CallRecord) -> None:
         if entry.key is not None:
             place = entry.key.tenant, entry.key.text
             if self._keys.get(place, (None, ""))[1] == entry.uid:

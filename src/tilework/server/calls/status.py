@@ -11,7 +11,7 @@ from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.calls.call import Call, Finished
-from tilework.server.calls.errors import CallError, Cancelled
+from tilework.server.calls.errors import CallCancelled, CallError
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.timeline import request_timeline
 from tilework.server.engine_protocol import Engine
@@ -20,7 +20,7 @@ from tilework.server.text import time_text
 
 
 @dataclass(frozen=True, slots=True)
-class Eta:
+class CallEta:
     """Predicted end, and the time by which nine of ten are done: in seconds from arrival and as times."""
 
     seconds: float
@@ -29,7 +29,7 @@ class Eta:
     p90_text: str
 
 
-def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
+def eta(call: Call, engine: Engine | None, ticket: Ticket) -> CallEta | None:
     """Return the present prediction for an image, without an engine that of its admission; None once it has ended."""
     if ticket.outcome.done():
         return None
@@ -37,7 +37,7 @@ def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
     both_ns = (ticket.eta_ns, ticket.eta_p90_ns) if now is None else (now.eta_ns, now.p90_ns)
     seconds, p90_s = (s_from_ns(at_ns - call.arrival_ns) for at_ns in both_ns)
     texts = (time_text(call.arrived_s + one_s) for one_s in (seconds, p90_s))
-    return Eta(round(seconds, 6), round(p90_s, 6), *texts)
+    return CallEta(round(seconds, 6), round(p90_s, 6), *texts)
 
 
 def call_status(
@@ -116,7 +116,7 @@ def _state_of_call(images: list[ImageStatus], end: Finished | CallError | None) 
     if isinstance(end, Finished):
         return "done"
     if isinstance(end, CallError):
-        return "cancelled" if isinstance(end, Cancelled) else "failed"
+        return "cancelled" if isinstance(end, CallCancelled) else "failed"
     states = {image.state for image in images}
     if states == {"queued"}:
         return "queued"

@@ -21,7 +21,7 @@ from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.parsing.pictures import PictureFile, Pictures
 from tilework.server.calls.readiness import Readiness
-from tilework.server.calls.records import Record
+from tilework.server.calls.records import CallRecord
 from tilework.server.calls.refusals import NO_ROOM, cannot_keep, input_full, refused, too_many_open
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
@@ -62,7 +62,7 @@ class CallSubmitter:
         """
         now_ns = self.engine.now_ns()
         known = self.call_registry.find_key(key, now_ns)
-        if isinstance(known, Record):
+        if isinstance(known, CallRecord):
             return await self._replayed(known, now_ns)
         if known is not None:
             await self._sync(known)
@@ -260,7 +260,7 @@ class CallSubmitter:
             error.details |= {} if url is None else {"alternate": url}
         return error
 
-    async def _replayed(self, record: Record, now_ns: int) -> Call:
+    async def _replayed(self, record: CallRecord, now_ns: int) -> Call:
         """Return a call that is done already, as if it had just ended; `now_ns` is the time at which it was found.
 
         Raises:

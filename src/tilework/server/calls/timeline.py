@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilework.core.cache import CacheChoice, CacheUse
 from tilework.core.time import s_from_ns
-from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.runtime.ticket import Outcome, Ticket, WorkSegment
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.schema.answers import CacheModel, RequestTimeline, SegmentModel
 from tilework.server.schema.provenance import Provenance
@@ -53,7 +53,7 @@ def stage_durations(timeline: RequestTimeline) -> dict[str, float]:
     return durations_s
 
 
-def _cache(choice: CacheChoice | None, segments: Sequence[Segment]) -> CacheModel | None:
+def _cache(choice: CacheChoice | None, segments: Sequence[WorkSegment]) -> CacheModel | None:
     if choice is None:
         return None
     use = sum((one.cache_use for one in segments if one.cache_use is not None), CacheUse())
@@ -68,7 +68,7 @@ def _cache(choice: CacheChoice | None, segments: Sequence[Segment]) -> CacheMode
     )
 
 
-def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
+def _segment(segment: WorkSegment, arrival_ns: int) -> SegmentModel:
     return SegmentModel(
         stage=segment.stage,
         devices=list(segment.devices),

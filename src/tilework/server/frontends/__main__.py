@@ -14,7 +14,7 @@ from setproctitle import setproctitle
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
-from tilework.server.frontends.messages import EPOCH, Begin, CannotListen, Listening, frontend_codec
+from tilework.server.frontends.messages import EPOCH, BeginFrontEnd, CannotListen, Listening, frontend_codec
 from tilework.server.frontends.relay import Relay
 from tilework.server.http.server import AddressInUse, HttpServer
 
@@ -27,7 +27,7 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     channel = Channel(reader, writer, frontend_codec(), EPOCH)
     messages = channel.messages()
     _, begin = await anext(messages)
-    assert isinstance(begin, Begin)
+    assert isinstance(begin, BeginFrontEnd)
     relay = Relay(channel)
     server = HttpServer(relay, listener, begin, begin.max_connections, begin.open_paths)
     serving = asyncio.create_task(server.listen())

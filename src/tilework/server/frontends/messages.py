@@ -19,7 +19,7 @@ EPOCH = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class BeginFrontEnd:
     """The limits for connections: see `ServerConfig`. The first message. `open_paths` need no key."""
 
     max_connections: int
@@ -35,7 +35,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AnswerPiece:
     """A piece of the answer; the first one has its head, in all others `status` is 0.
 
     A piece after which more follows is answered by `Taken`.
@@ -65,7 +65,7 @@ class StandingAnswer:
     media_type: bytes
     unless_headers: tuple[bytes, ...]
     unless_body: tuple[bytes, ...]
-    answer: Answer
+    answer: AnswerPiece
 
     def is_for(self, ask: Ask) -> bool:
         if ask.more_body or ask.method != self.method or ask.path not in self.paths:
@@ -145,7 +145,7 @@ class Answered:
 
 
 FromFrontEnd = Listening | CannotListen | Ask | More | Taken | Gone | Answered
-ToFrontEnd = Begin | Pull | Answer | CutOff | StandingAnswer | Resume | Close
+ToFrontEnd = BeginFrontEnd | Pull | AnswerPiece | CutOff | StandingAnswer | Resume | Close
 
 
 def frontend_codec() -> Codec:

@@ -13,8 +13,8 @@ from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
 from tilework.server.frontends.messages import (
     THE_FRONT_END,
-    Answer,
     Answered,
+    AnswerPiece,
     Ask,
     Close,
     CutOff,
@@ -46,7 +46,7 @@ class _Exchange:
     """One request and its answer. `pulls` counts the pieces of the body that may be sent."""
 
     number: int
-    answers: asyncio.Queue[Answer | None] = field(default_factory=asyncio.Queue)
+    answers: asyncio.Queue[AnswerPiece | None] = field(default_factory=asyncio.Queue)
     pulls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
@@ -83,7 +83,7 @@ class Relay:
                 self._standing = message
             case Resume():
                 self._standing = None
-            case Answer() if exchange is not None:
+            case AnswerPiece() if exchange is not None:
                 exchange.answers.put_nowait(message)
             case CutOff() if exchange is not None:
                 exchange.answers.put_nowait(_refusal(internal_error()))
@@ -180,13 +180,13 @@ async def _next_piece(receive: Receive) -> Message:
     return _piece(bytes(body), more_body=True)
 
 
-def _refusal(error: ApiError) -> Answer:
+def _refusal(error: ApiError) -> AnswerPiece:
     """Make the answer to a request that has none yet; an answer that has begun ends where it is."""
     told = error.response()
-    return Answer(status=told.status_code, headers=tuple(told.raw_headers), body=bytes(told.body), more_body=False)
+    return AnswerPiece(status=told.status_code, headers=tuple(told.raw_headers), body=bytes(told.body), more_body=False)
 
 
-async def _pass_on(answer: Answer, send: Send) -> None:
+async def _pass_on(answer: AnswerPiece, send: Send) -> None:
     if answer.status:
         await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
     if answer.body or not answer.more_body:

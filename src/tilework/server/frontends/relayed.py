@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from tilework.comm.net.channel import Channel
 from tilework.server.frontends.messages import (
-    Answer,
     Answered,
+    AnswerPiece,
     Ask,
     CannotListen,
     CutOff,
@@ -43,7 +43,7 @@ class RelayedRequests:
     ) -> None:
         """Serve a channel; `on_answered` gets the number of requests that the front end has answered by itself."""
         self._app, self._channel, self._on_listening, self._on_answered = app, channel, on_listening, on_answered
-        self._exchanges: dict[int, _Exchange] = {}
+        self._exchanges: dict[int, _AsgiExchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -58,7 +58,7 @@ class RelayedRequests:
     def _take(self, number: int, message: FromFrontEnd) -> None:
         match message:
             case Ask():
-                exchange = self._exchanges[number] = _Exchange(self._channel, number, message)
+                exchange = self._exchanges[number] = _AsgiExchange(self._channel, number, message)
                 task = asyncio.create_task(self._run(exchange))
                 self._tasks.add(task)  # The loop alone would not keep the task.
                 task.add_done_callback(self._tasks.discard)
@@ -71,7 +71,7 @@ class RelayedRequests:
             case _ if (found := self._exchanges.get(number)) is not None:
                 found.take(message)
 
-    async def _run(self, exchange: _Exchange) -> None:
+    async def _run(self, exchange: _AsgiExchange) -> None:
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
@@ -83,7 +83,7 @@ class RelayedRequests:
 
 
 @dataclass(slots=True, eq=False)
-class _Exchange:
+class _AsgiExchange:
     """One request and its answer, as ASGI has them."""
 
     channel: Channel
@@ -178,7 +178,9 @@ class _Exchange:
     def _answer(self, body: bytes, more_body: bool) -> None:
         head, self._head = self._head, None
         status, headers = (0, ()) if head is None else (head["status"], tuple(head.get("headers", ())))
-        self.channel.send(Answer(status=status, headers=headers, body=bytes(body), more_body=more_body), self.number)
+        self.channel.send(
+            AnswerPiece(status=status, headers=headers, body=bytes(body), more_body=more_body), self.number
+        )
         if more_body:
             self._num_untaken += 1
         else:

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
-from tilework.server.frontends.messages import EPOCH, Begin, Close, Resume, StandingAnswer, frontend_codec
+from tilework.server.frontends.messages import EPOCH, BeginFrontEnd, Close, Resume, StandingAnswer, frontend_codec
 from tilework.server.frontends.relayed import RelayedRequests
-from tilework.server.http.connections.protocol import Limits
+from tilework.server.http.connections.protocol import ConnectionLimits
 
 _log = logging.getLogger("tilework.server")
 _EXIT_S = 5.0  # Time for a front end to end after its connection.
@@ -35,7 +35,7 @@ class FrontEnds:
         self,
         app: FastAPI,
         listener: socket.socket,
-        limits: Limits,
+        limits: ConnectionLimits,
         max_connections: int,
         number: int,
         standing: Callable[[], StandingAnswer | None],
@@ -45,7 +45,7 @@ class FrontEnds:
         self.listening = asyncio.Event()
         self.num_started = 0
         self._app, self._listener, self._number = app, listener, number
-        self._begin = Begin(
+        self._begin = BeginFrontEnd(
             max_connections=-(-max_connections // number),
             open_paths=tuple(sorted(app.state.open_paths)),
             max_head_bytes=limits.max_head_bytes,

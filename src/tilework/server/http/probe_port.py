@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tilework.server.http.connections.protocol import Limits
+from tilework.server.http.connections.protocol import ConnectionLimits
 from tilework.server.http.errors import ApiError
 from tilework.server.http.middleware import METRICS, PROBES, TENANT
 from tilework.server.http.server import HttpServer, bind
@@ -35,7 +35,7 @@ class ProbesOnly:
 
 
 @asynccontextmanager
-async def probe_port(app: ASGIApp, port: int | None, limits: Limits) -> AsyncIterator[str | None]:
+async def probe_port(app: ASGIApp, port: int | None, limits: ConnectionLimits) -> AsyncIterator[str | None]:
     """Answer on the port while the block runs, and yield its URL; without a port do nothing. Raises AddressInUse."""
     if port is None:
         yield None

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from tilework.server.http.connections.acceptor import Acceptor
 from tilework.server.http.connections.descriptors import connections_within, possible_limit
 from tilework.server.http.connections.line_turns import protocol_class
-from tilework.server.http.connections.places import Places
-from tilework.server.http.connections.protocol import LimitedProtocol, Limits
+from tilework.server.http.connections.places import ConnectionPlaces
+from tilework.server.http.connections.protocol import ConnectionLimits, LimitedProtocol
 from tilework.server.http.pieces import InPieces
 
 # Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
@@ -44,7 +44,7 @@ class HttpServer(uvicorn.Server):
         self,
         app: ASGIApp,
         listener: socket.socket,
-        limits: Limits,
+        limits: ConnectionLimits,
         max_connections: int,
         open_paths: Collection[str] = (),
     ) -> None:
@@ -53,7 +53,7 @@ class HttpServer(uvicorn.Server):
         It takes fewer than `max_connections` if this process may open too few files for them.
         """
         self.listening = asyncio.Event()
-        self._places = Places(_possible(max_connections), time.monotonic)
+        self._places = ConnectionPlaces(_possible(max_connections), time.monotonic)
         self._protocol, self._listener = protocol_class(limits, self._places, open_paths), listener
         super().__init__(
             uvicorn.Config(

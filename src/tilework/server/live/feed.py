@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import NamedTuple
 
-from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request, Status
+from tilework.core.wire.reports import Ending
 from tilework.core.work import Group, Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
@@ -146,4 +146,4 @@ class Feed(Observer):
 
 def _tile(work: Work, numbers: tuple[int, ...], steps: int, start_ns: int, end_ns: int, ending: str) -> Tile:
     steps = steps if work.stage.has_steps else 0
-    return Tile(start_ns, end_ns, work.devices, work.stage.name, numbers, work.first_steps[0], steps, ending)
+    return Tile(start_ns, end_ns, work.devices, work.stage.name, numbers, work.members[0].first_step, steps, ending)

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Status
-from tilework.core.wire.reports import SLOWDOWNS
+from tilework.core.wire.reports import SLOWDOWNS, Ending
 from tilework.server.schema.answers import Unready
 
 PREFIX = "tilework_"

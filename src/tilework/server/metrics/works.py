@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from tilework.control.driver.result import Ending
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
+from tilework.core.wire.reports import Ending
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
 from tilework.server.metrics import families

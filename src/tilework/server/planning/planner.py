@@ -16,7 +16,7 @@ from typing import Any
 from tilework.core.time import NS_PER_S
 from tilework.cost.table_file import table_json
 from tilework.server.engine_protocol import Engine
-from tilework.server.planning.recent import RecentTraffic, Traffic
+from tilework.server.planning.recent import RecentTraffic, TrafficLines
 
 KEPT_NS = 300 * NS_PER_S
 """Time for which an answer is given again; after that the traffic has changed."""
@@ -42,11 +42,11 @@ class PlannerBusy(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class PlanJob:
     """A plan under way, or one that has ended: with the `document` of `tilework plan --json`, or an `error`."""
 
     target: float
-    traffic: Traffic
+    traffic: TrafficLines
     num_devices: int
     num_simulations: int = 0
     document: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class Job:
     ended_ns: int | None = None
 
 
-def command_of(folder: Path, job: Job, policy: str) -> list[str]:
+def command_of(folder: Path, job: PlanJob, policy: str) -> list[str]:
     """Return the command of the process that makes a plan of the files in `folder`."""
     return [
         *(sys.executable, "-m", "tilework", "plan", "--json", "--progress", "--processes", "1"),
@@ -65,15 +65,15 @@ def command_of(folder: Path, job: Job, policy: str) -> list[str]:
 
 
 @dataclass(slots=True, eq=False)
-class Planner:
+class CapacityPlanner:
     """Makes plans. Runs on the event loop of the server."""
 
     engine: Engine
     recent: RecentTraffic
-    _job: Job | None = None
+    _job: PlanJob | None = None
     _task: asyncio.Task[None] | None = None
 
-    def plan(self, target: float) -> Job:
+    def plan(self, target: float) -> PlanJob:
         """Return the plan for a target: the one that was made lately, the one under way, or one that begins now.
 
         Raises:
@@ -88,7 +88,7 @@ class Planner:
         if traffic.num_due < LEAST_DUE:
             raise TooLittleTraffic(traffic.num_due)
         num_devices = max(1, self.engine.health().num_devices)
-        self._job = Job(target=target, traffic=traffic, num_devices=num_devices)
+        self._job = PlanJob(target=target, traffic=traffic, num_devices=num_devices)
         self._task = asyncio.get_running_loop().create_task(self._run(self._job))
         return self._job
 
@@ -98,7 +98,7 @@ class Planner:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: PlanJob) -> None:
         try:
             await asyncio.wait_for(self._make(job), LIMIT_S)
         except TimeoutError:
@@ -108,7 +108,7 @@ class Planner:
         finally:
             job.ended_ns = self.engine.now_ns()
 
-    async def _make(self, job: Job) -> None:
+    async def _make(self, job: PlanJob) -> None:
         with TemporaryDirectory(prefix="tilework-plan-") as name:
             folder = Path(name)
             (folder / REQUESTS).write_text(job.traffic.lines, encoding="utf-8")
@@ -133,7 +133,7 @@ class Planner:
                 await process.wait()
 
 
-async def _followed(lines: asyncio.StreamReader, job: Job) -> str:
+async def _followed(lines: asyncio.StreamReader, job: PlanJob) -> str:
     """Keep the progress of a job up to date; return the last line that is no progress."""
     said = ""
     async for line in lines:

@@ -51,7 +51,7 @@ class Past(NamedTuple):
         )
 
 
-class Traffic(NamedTuple):
+class TrafficLines(NamedTuple):
     """Requests as lines of a workload (docs/formats.md); arrivals count from the first one."""
 
     lines: str
@@ -76,14 +76,14 @@ class RecentTraffic(Observer):
             is_met = ticket.request.met_deadline(outcome.status, outcome.finished_ns) is True
             self._past.append(Past.of(ticket.request, is_met))
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> TrafficLines:
         """Return the requests that came in the latest hour, in order of arrival."""
         since_ns = self.now_ns() - WINDOW_NS
         recent = [one for one in self._past if one.arrival_ns >= since_ns]
         recent.sort(key=lambda one: one.arrival_ns)
         begin_ns = recent[0].arrival_ns if recent else 0
         lines = [json.dumps(_line(place, one, begin_ns)) for place, one in enumerate(recent)]
-        return Traffic(
+        return TrafficLines(
             lines="".join(f"{line}\n" for line in lines),
             num_requests=len(recent),
             num_due=sum(one.deadline_ns is not None for one in recent),

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from tilework.server.calls.readiness import Readiness
 from tilework.server.http.errors import ApiError, invalid
 from tilework.server.http.middleware import tenant_of, tenants_of
-from tilework.server.planning.planner import LEAST_DUE, Job, Planner, PlannerBusy, TooLittleTraffic
+from tilework.server.planning.planner import LEAST_DUE, CapacityPlanner, PlanJob, PlannerBusy, TooLittleTraffic
 from tilework.server.schema.plan import PlanErrorModel, PlanPoint, PlanResult, PlanState, PlanUse
 
 LOWEST, HIGHEST = 0.01, 0.999
@@ -21,7 +21,7 @@ LOWEST, HIGHEST = 0.01, 0.999
 class PlanService:
     """Answers `/v1/plan` for clients that may see all of the traffic."""
 
-    planner: Planner
+    planner: CapacityPlanner
     readiness: Readiness
 
     def answer(self, http: Request, text: str) -> PlanState:
@@ -58,7 +58,7 @@ def _target(text: str) -> float:
     return value
 
 
-def _state(job: Job) -> PlanState:
+def _state(job: PlanJob) -> PlanState:
     status = "running" if job.ended_ns is None else "failed" if job.document is None else "done"
     traffic = job.traffic
     return PlanState(

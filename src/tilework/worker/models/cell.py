@@ -74,7 +74,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class GatheredBlock:
     """A module that is gathered at once: its weights, by their index among those of the component.
 
     The weights lie at `offsets` in the block's bytes, of which each device has `piece_bytes`.
@@ -93,16 +93,16 @@ class SplitModule:
     cell: Cell
     weights: Sequence[Tensor]
     forms: Sequence[Form]
-    blocks: Sequence[Block]
+    blocks: Sequence[GatheredBlock]
     whole: Sequence[int]
 
     @staticmethod
     def of(module: nn.Module, forms: Sequence[Form], cell: Cell) -> SplitModule:
-        blocks: list[Block] = []
+        blocks: list[GatheredBlock] = []
         split = set[int]()
         for block, indices in _own_weights(module):
             offsets, num_bytes = laid_out([forms[index] for index in indices])
-            blocks.append(Block(block, indices, tuple(offsets), piece_bytes(num_bytes, cell.size)))
+            blocks.append(GatheredBlock(block, indices, tuple(offsets), piece_bytes(num_bytes, cell.size)))
             split.update(indices)
         return SplitModule(cell, weights_of(module), forms, blocks, [i for i in range(len(forms)) if i not in split])
 
@@ -114,7 +114,7 @@ class SplitModule:
             yield
             pieces.append(self._piece(block, weight))
 
-    def _piece(self, block: Block, weight: Callable[[int], Tensor]) -> Tensor:
+    def _piece(self, block: GatheredBlock, weight: Callable[[int], Tensor]) -> Tensor:
         piece = torch.zeros(block.piece_bytes, dtype=torch.uint8)
         first = self.cell.rank * block.piece_bytes
         for index, offset in zip(block.indices, block.offsets, strict=True):
@@ -166,7 +166,7 @@ class SplitModule:
             else:
                 raise RuntimeError("a model is split among devices, and the host has no copy of it to run it alone")
 
-    def _let_go(self, block: Block, _module: nn.Module, _args: Any, _output: Any) -> None:
+    def _let_go(self, block: GatheredBlock, _module: nn.Module, _args: Any, _output: Any) -> None:
         for index in block.indices:
             self.weights[index].data = self.forms[index].empty()
 

@@ -13,7 +13,7 @@ from tilework.server.schema.image_request import ImageRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepCount:
     """The number of steps: `made` of `whole`, which is None without a strength: then all are made."""
 
     made: int
@@ -22,7 +22,7 @@ class Steps:
 
 def steps_of(
     ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo, max_steps: int, *, has_picture: bool
-) -> Steps:
+) -> StepCount:
     """Return the steps of each image of a call.
 
     Raises:
@@ -31,13 +31,13 @@ def steps_of(
     whole = _whole_steps(ask, arguments, info, max_steps)
     one = next((each for each in info.arguments if each.strength is not None), None)
     if one is None:
-        return Steps(whole)
+        return StepCount(whole)
     if not has_picture:
         if one.name in arguments:
             remedy = "It says how much of a given picture is drawn anew: give image as well, or leave it out."
             raise invalid(one.name, arguments[one.name], remedy)
-        return Steps(whole)
-    return Steps(_made(one, arguments, whole), whole)
+        return StepCount(whole)
+    return StepCount(_made(one, arguments, whole), whole)
 
 
 def _made(one: Argument, arguments: Mapping[str, ArgumentValue], whole: int) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from tilework.server.http.connections.places import Places
-from tilework.server.http.connections.protocol import LimitedProtocol, Limits
+from tilework.server.http.connections.places import ConnectionPlaces
+from tilework.server.http.connections.protocol import ConnectionLimits, LimitedProtocol
 from tilework.server.http.errors import many_headers
 
 MAX_HEADERS = 128
@@ -99,7 +99,9 @@ class LineTurns(LimitedProtocol):
         return head.count(b"\n", 0, len(head) if end is None else end.start())
 
 
-def protocol_class(limits: Limits, places: Places, open_paths: Collection[str] = ()) -> type[LineTurns]:
+def protocol_class(
+    limits: ConnectionLimits, places: ConnectionPlaces, open_paths: Collection[str] = ()
+) -> type[LineTurns]:
     """Make the protocol class of a server with these limits and places; `open_paths` need no key."""
     shared = {"limits": limits, "places": places, "open_paths": open_paths, "turns": deque()}
     return type("BoundProtocol", (LineTurns,), shared)

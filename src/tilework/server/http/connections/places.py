@@ -29,7 +29,7 @@ class Connection(Protocol):
         """Close, since another connection gets the place. `leave` may be called at once, or later."""
 
 
-class Places:
+class ConnectionPlaces:
     """Places for `most` connections. `now_s` is a clock.
 
     A connection is a stranger until `rest` says that it has shown a key. Strangers that wait for the head of a request

@@ -24,7 +24,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from tilework.server.http.connections.places import Places, holder_of
+from tilework.server.http.connections.places import ConnectionPlaces, holder_of
 from tilework.server.http.errors import SERVER, ApiError, long_head
 
 LEAST_BYTES_PER_S = 16 << 10  # The least rate at which a client must take its answer.
@@ -34,7 +34,7 @@ _MOST_REFUSED = 64  # Connections without a place that may get an answer at a ti
 LINGER_BYTES = 4 << 20  # More of that request is received up to this size, and thrown away.
 
 
-class Limits(Protocol):
+class ConnectionLimits(Protocol):
     """The limits for each connection: see `ServerConfig`."""
 
     @property
@@ -52,8 +52,8 @@ class LimitedProtocol(H11Protocol):
     `line_turns.protocol_class`. That subclass also counts the connections that were refused and are still open.
     """
 
-    limits: Limits
-    places: Places
+    limits: ConnectionLimits
+    places: ConnectionPlaces
     open_paths: Collection[str]
     num_refused = 0
 
