@@ -69,7 +69,7 @@ class ChatRequest(BaseModel):
         " their pictures (as data URLs) are the image"
     )
     stream: bool | None = Field(
-        None, description="true for chunks as they happen (progress as reasoning, then the picture), or false"
+        None, description="true for chunks as they happen (progress as reasoning, then the image), or false"
     )
     extra_body: dict[str, Any] | None = Field(None, description="an object with any of the other fields, or nothing")
 

@@ -28,7 +28,7 @@ NOT_IN_VIDEOS = {
 ONE_IN_VIDEOS = {"n", *(name for name, own in OTHER_NAMES.items() if own == "n")}
 """Numbers of results: a call makes one video."""
 AS_IN_IMAGES = tuple(name for name in ImageRequest.model_fields if name not in NOT_IN_VIDEOS | ONE_IN_VIDEOS)
-_PICTURE = "the picture to begin with, for models that take one: a file of a form, base64, a data URL, or an object"
+_PICTURE = "the image to begin with, for models that take one: a file of a form, base64, a data URL, or an object"
 _FILE = {"type": "string", "format": "binary"}
 
 
@@ -45,7 +45,7 @@ class VideoRequest(BaseModel):
         ge=MIN_FPS,
         le=MAX_FPS,
         allow_inf_nan=False,
-        description=f"a number from {MIN_FPS} to {MAX_FPS}, how many frames a second (default: the model's)",
+        description=f"a number from {MIN_FPS} to {MAX_FPS}, the number of frames a second (default: the model's)",
     )
 
 
