@@ -470,7 +470,7 @@ def test_chats_give_pictures_in_messages(server: Served) -> None:
     ("body", "field", "remedy"),
     [
         (chat(TEXT, PART, PART, PART), "image", "at most 2 pictures"),
-        (chat(TEXT, PART, image=data_url(plain())), "image", "A message has a picture as well"),
+        (chat(TEXT, PART, image=data_url(plain())), "image", "A message has an image as well"),
         (chat(TEXT, {"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}), "image", "fetches nothing"),
         (chat(TEXT, {"type": "image_url", "image_url": {}}), "image", "data URL"),
         (chat(TEXT, {"type": "image_url"}), "messages", "data:image/png;base64"),

@@ -211,7 +211,7 @@ def test_calls_are_listed_newest_first(server: Served) -> None:
     for limit in ("0", "101", "x", "1.5"):
         answer = server.http.get("/v1/requests", params={"limit": limit})
         assert refusal(answer) == (400, "invalid_value")
-        remedy = "Give an integer from 1 to 100, how many at most (default 20)."
+        remedy = "Give an integer from 1 to 100, the most to list (default 20)."
         assert answer.json()["error"]["message"] == f'limit = "{limit}" is not accepted. {remedy}'
         assert answer.json()["error"]["param"] == "limit"
 

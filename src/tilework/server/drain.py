@@ -38,8 +38,8 @@ def waits_for(call_registry: CallRegistry, store: ResultStore, left_s: float) ->
     calls, pictures, backlog = call_registry.num_open_calls, len(call_registry.unfetched()), store.backlog()
     unwritten = "" if backlog.outlives_server else f"{counted(backlog.num_results, 'result')} not in their store, "
     return (
-        f"{counted(calls, 'call')} open, {counted(pictures, 'picture')} not fetched, {unwritten}"
-        f"at most {max(0.0, left_s):.0f} s"
+        f"{counted(calls, 'call')} open, {counted(pictures, 'image')} not fetched, {unwritten}at most "
+        f"{max(0.0, left_s):.0f} s"
     )
 
 

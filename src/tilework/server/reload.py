@@ -80,7 +80,7 @@ class Reloading:
         if self.tenants.value.has_keys and not tenants.has_keys:
             where = "api_key" if self.config.tenants is None else f"api_key or in {self.config.tenants}"
             raise ConfigError(
-                f"no key is left, so that all could call; give one in {where}, or start the server again."
+                f"no key is left, so any client could call; give one in {where}, or start the server again."
             )
 
 
@@ -89,7 +89,7 @@ def _told(before: Tenants, now: Tenants, differ: tuple[str, ...]) -> str:
     gone = [tenant.name for tenant in before.members if now.named(tenant.name) is None]
     parts = [f"tenants: {len(now.members)}, their keys: {num_keys}"]
     parts += [f"gone: {', '.join(gone)}"] if gone else []
-    parts += [f"not before the next start: {', '.join(differ)}"] if differ else []
+    parts += [f"from the next start on: {', '.join(differ)}"] if differ else []
     return "; ".join(parts)
 
 

@@ -171,9 +171,9 @@ def _check_reachable(config: ServerConfig, nodes: NodePlaces | None) -> None:
     """Check that others can reach this server. Raises ConfigError."""
     if config.public_url is None and config.host in _ANY_HOST:
         raise ConfigError(
-            f"host = {config.host!r} is no address that clients of other sets could be sent to; set TILEWORK_PUBLIC_URL"
+            f"host = {config.host!r} is no address that clients of other sets can reach; set TILEWORK_PUBLIC_URL"
         )
     if nodes is not None and nodes.host in _ANY_HOST:
         raise ConfigError(
-            f"agents = {nodes.host!r} is no address that agents could be told; give that of this machine in --agents"
+            f"agents = {nodes.host!r} is no address that agents can reach; give that of this machine in --agents"
         )

@@ -37,7 +37,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
     done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
     edited = good("The pictures", "edits", *CALL_HEADERS)
     accepted = {
-        **good("Accepted; the pictures come later", "status", asked={"Prefer": "respond-async"}),
+        **good("Accepted; the images come later", "status", asked={"Prefer": "respond-async"}),
         "model": RequestStatus,
         "headers": header_docs("Location", "Preference-Applied", *CALL_HEADERS),
     }
@@ -63,7 +63,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         response_model=ImagesResponse,
         responses={
             200: edited,
-            202: {**accepted, **good("Accepted; the pictures come later", "status"), "headers": accepted["headers"]},
+            202: {**accepted, **good("Accepted; the images come later", "status"), "headers": accepted["headers"]},
             **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
         },
         openapi_extra={**EDIT_BODY, "parameters": [IDEMPOTENCY_KEY, PREFER]},

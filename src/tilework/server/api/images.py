@@ -182,7 +182,7 @@ class ImageService:
             return
         reason = await self.threads.run(self.safety_filter.refuse_texts, texts_of(spec))
         if reason is not None:
-            raise ContentRefused(f"This is not drawn here: {reason}.", resend=False)
+            raise ContentRefused(f"This server does not draw this: {reason}.", resend=False)
 
     def check_rate(self, tenant: Tenant, key: bytes) -> None:
         """Raise CallError if the key has made its calls of this minute."""

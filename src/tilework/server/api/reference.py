@@ -27,7 +27,7 @@ Written by `make docs` from the OpenAPI document, which every server shows at `/
 tenants and limits work together is in [serving](serving.md).
 
 Examples are for a shell with `export URL=http://127.0.0.1:8000`. Answers are those of a server with `shapes` on two CPU
-cores, and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes.
+cores, and about videos those of a simulated model; long lists show their first entries, and images their first bytes.
 If the server has keys, every call needs `-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works
 wherever GET does. `/` is a [page](operations.md#the-page) for a browser.
 """
@@ -82,7 +82,7 @@ class _Page:
         """Return the section on all errors. 405 is the answer of no operation, so it is not in the document."""
         rows = [[str(status), error[0]] for status, error in ERRORS.items()]
         example = in_lines(EXAMPLES["error 429"])
-        text = "Every refusal has this form; what comes after `code` is there if there is more to say.\n\n"
+        text = "Every refusal has this form; further fields follow `code` where they apply.\n\n"
         return f"## Errors\n\n{_table(['status', 'when'], rows)}\n{text}```json\n{example}\n```\n"
 
 

@@ -25,9 +25,9 @@ from tilework.server.schema.video_answers import VideoDeleted, VideoJob, VideoLi
 
 VideoId = Annotated[str, Path(description="a video", examples=[UID])]
 Limit = Annotated[
-    int, Query(ge=0, le=MAX_LISTED, description=f"an integer from 0 to {MAX_LISTED}, how many at most (default 20)")
+    int, Query(ge=0, le=MAX_LISTED, description=f"an integer from 0 to {MAX_LISTED}, the most to list (default 20)")
 ]
-After = Annotated[str | None, Query(description="the `last_id` of a page: list those that follow", examples=[UID])]
+After = Annotated[str | None, Query(description="the `last_id` of a page: lists the videos after it", examples=[UID])]
 Sorting = Annotated[Order, Query(description='"desc" for newest first (default), or "asc"')]
 Wanted = Annotated[
     Variant,

@@ -73,7 +73,11 @@ class VideoService:
             InvalidValue: there is no video `after`.
         """
         if after is not None and self._find(after, http) is None:
-            raise invalid("after", after, "Give the id of a video that is still known, or leave it out to begin anew.")
+            raise invalid(
+                "after",
+                after,
+                "Give the id of a video that is still known, or leave it out to list from the beginning.",
+            )
         registry, tenant = self.requests.call_registry, tenant_of(http.scope).name
         more = {"newest_first": order == "desc", "only_videos": True}
         found = registry.latest(tenant, limit + 1, self.images.engine.now_ns(), after, **more)
@@ -115,7 +119,10 @@ class VideoService:
             PicturesGone: the video has ended.
         """
         if not entry.ask.specs[0].preview_every:
-            remedy = "The video was asked for without previews: give preview_every or preview_every_s with the next."
+            remedy = (
+                "The request for the video asked for no previews: give preview_every or preview_every_s with the next "
+                "one."
+            )
             raise invalid("variant", "preview", remedy)
         if isinstance(entry, Record) or entry.end.done():
             message = f"Video {entry.uid} has ended, and its previews are gone. Ask for another variant."

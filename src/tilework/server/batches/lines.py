@@ -57,7 +57,7 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
         if isinstance(line, LineError):
             mistakes.append(line)
         elif line.custom_id in seen:
-            message = f"custom_id = {shown(line.custom_id)} is that of line {seen[line.custom_id]}, too."
+            message = f"custom_id = {shown(line.custom_id)} is also that of line {seen[line.custom_id]}, too."
             message += " Give each line its own."
             mistakes.append(LineError(line=line.number, message=message, param="custom_id"))
         else:
@@ -65,9 +65,11 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
         if len(mistakes) == _MOST_ERRORS or num_calls > MAX_LINES:
             break
     if num_calls > MAX_LINES:
-        mistakes.append(LineError(line=MAX_LINES + 1, message=f"There are more than {MAX_LINES} lines: send several."))
+        mistakes.append(
+            LineError(line=MAX_LINES + 1, message=f"There are more than {MAX_LINES} lines: send several files.")
+        )
     if not num_calls:
-        mistakes.append(LineError(line=1, message="The file is empty: give one call a line."))
+        mistakes.append(LineError(line=1, message="The file is empty: give one call per line."))
     return num_calls, mistakes
 
 

@@ -99,7 +99,7 @@ class BatchRunner:
         unfinished, self.shelf.unfinished = self.shelf.unfinished, []
         for batch in unfinished:
             if self.tenants.value.named(batch.tenant) is None:
-                message = "batch %s goes on when there is its tenant again: %s is gone"
+                message = "batch %s waits until its tenant is there again: %s is gone"
                 logger.error(message, batch.answer.id, batch.tenant)
             self.start(batch)
 
@@ -166,7 +166,7 @@ class BatchRunner:
             try:
                 return await self._run(progress)
             except Exception:
-                logger.exception("batch %s has stopped, and goes on in %d seconds", progress.state.id, _STOPPED_S)
+                logger.exception("batch %s has stopped, and continues in %d seconds", progress.state.id, _STOPPED_S)
             await asyncio.sleep(_STOPPED_S)
 
     async def _run(self, progress: _Progress) -> None:
@@ -277,7 +277,7 @@ class BatchRunner:
 
 
 def _files_gone() -> LineErrors:
-    message = "A file of the batch is gone. Send what is left of its calls as another batch."
+    message = "A file of the batch is gone. Send its remaining calls as another batch."
     return LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
 
 

@@ -117,7 +117,8 @@ class BatchService:
             file, user = _file(shelf, tenant, file_id), shelf.user_of(tenant, file_id)
             if user is not None:
                 message = (
-                    f"The file is one of {user}, which is not done. Wait for its end, or cancel it, and delete it then."
+                    f"The file belongs to {user}, which is not done. Wait for its end or cancel it, then delete the "
+                    "file."
                 )
                 raise ApiError(409, message, param="file_id", code="file_in_use")
             await shelf.delete(tenant, file)
@@ -192,7 +193,7 @@ class BatchService:
                 runner.end_overdue()
                 await shelf.sweep()
             except Exception:
-                logger.exception("the files of batches cannot be looked over: again in %d seconds", _RETRY_S)
+                logger.exception("the files of batches cannot be checked; the next attempt is in %d seconds", _RETRY_S)
                 pause_s = _RETRY_S
             await asyncio.sleep(pause_s)
 
@@ -200,7 +201,7 @@ class BatchService:
     async def _opened(self) -> AsyncIterator[tuple[BatchShelf, BatchRunner]]:
         """Yield shelf and runner. Raises ApiError if files cannot be kept here, or no more of them, or not now."""
         if self._shelf is None or self._runner is None:
-            message = "This server keeps no files: batches need one that was started with --durable DIR."
+            message = "This server keeps no files: start it with --durable DIR for batches."
             raise ApiError(400, message, code="unsupported_value")
         try:
             await self._shelf.open()
@@ -258,7 +259,7 @@ def _page(
     """Return up to `limit` ids after `after`, and if there are more. Ids not in `there` only serve as `after`."""
     if after is not None:
         if after not in ids:
-            remedy = f"Give the id of a {noun} that is still known, or leave it out to begin anew."
+            remedy = f"Give the id of a {noun} that is still known, or leave it out to list from the beginning."
             raise invalid("after", after, remedy)
         ids = ids[ids.index(after) + 1 :]
     ids = [one for one in ids if there is None or one in there]

@@ -94,16 +94,16 @@ class BatchShelf:
         most, owned = self._config.max_batch_files, self._owned(tenant)
         if owned.num_files >= most:
             raise TooMany(
-                f"You have {counted(owned.num_files, 'file')} of calls of {most}. Delete those that are done, or let"
-                " files expire (expires_after)."
+                f"You have {counted(owned.num_files, 'file')} of calls, and may have {most}. Delete those that are "
+                "done, or let files expire (expires_after)."
             )
         held, own = self.num_bytes, sum(one.num_bytes for one in owned.found.files.values())
         if held + num_bytes > (total := self._config.batch_bytes):
             raise ShelfFull(f"the files of batches take {held} bytes of {total}")
         if num_tenants > 1 and own + num_bytes > total // 2:
             raise TooMany(
-                f"Your files take {own} bytes. A tenant may have {total // 2}, so that others have room, too. Delete"
-                " those that are done, or let files expire (expires_after)."
+                f"Your files take {own} bytes. A tenant may have {total // 2}, which leaves room for others. Delete "
+                "those that are done, or let files expire (expires_after)."
             )
 
     async def add(self, tenant: str, content: bytes, expires_s: int | None, num_tenants: int = 1) -> FileAnswer:
@@ -213,8 +213,8 @@ class BatchShelf:
             if goes_s > now_s:
                 wait_s = _RETRY_S if goes_s == math.inf else max(1, int(goes_s - now_s))
                 raise TooMany(
-                    f"You have {len(found.batches)} batches of {most}, and none whose answers are older than"
-                    f" {KEPT_S // 60} minutes, to make room. Send it later, and more calls in one batch.",
+                    f"You have {len(found.batches)} batches, and may have {most}; none of them has answers older than "
+                    f"{KEPT_S // 60} minutes, which could make room. Send it later, or put more calls into one batch.",
                     wait_s,
                 )
             await self._remove_batch(tenant, found.batches[batch_id])

@@ -33,7 +33,7 @@ _MOST_NUMBERS = 1 << 31
 _TELL_S = 0.1
 _LOST = ApiError(
     503,
-    "The server has ended before it answered; send the request again, with the same Idempotency-Key if it has one.",
+    "The server ended before it answered; send the request again, with the same Idempotency-Key if it has one.",
     error_type=SERVER,
     code="server_lost",
     headers=CLOSE | {"Retry-After": "1"},

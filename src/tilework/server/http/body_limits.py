@@ -153,7 +153,7 @@ async def _chunks(http: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
 
 
 def _too_many_bodies() -> ApiError:
-    message = "The server reads as many large bodies as it takes. Retry in 1 second."
+    message = "The server reads as many large bodies as it may. Retry in 1 second."
     headers = {"Connection": "close", "Retry-After": "1"}
     return ApiError(503, message, error_type=SERVER, code="too_many_bodies", headers=headers)
 

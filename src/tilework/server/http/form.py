@@ -77,7 +77,7 @@ class _Parser(MultiPartParser):
             return
         self._num_text_bytes += end - start
         if self._num_text_bytes > self.max_part_size:
-            raise MultiPartException(f"Its texts exceed {self.max_part_size} bytes: send pictures as files")
+            raise MultiPartException(f"Its texts exceed {self.max_part_size} bytes: send images as files")
         super().on_part_data(data, start, end)
 
 

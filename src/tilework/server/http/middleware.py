@@ -179,7 +179,8 @@ def _unauthorised(*, takes_basic: bool) -> ApiError:
 
 def _too_many_at_once(most: int) -> ApiError:
     message = (
-        f"{most} requests of this tenant are under way, as many as one of several tenants may have. Retry in 1 second,"
+        f"{most} requests of this tenant are under way, the most that one of several tenants may have. Retry in 1 "
+        f"second,"
         ' or send calls with "Prefer: respond-async".'
     )
     headers = {"Connection": "close", "Retry-After": "1"}

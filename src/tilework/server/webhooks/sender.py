@@ -79,7 +79,7 @@ class WebhookSender:
                 return
             await asyncio.sleep(wait_s)
             if not self._is_known(notice.call_uid):
-                logger.warning("the webhook of call %s was never taken, and the call is forgotten", notice.call_uid)
+                logger.warning("the webhook of call %s was never accepted, and the call is forgotten", notice.call_uid)
                 return
 
     async def _try(self, notice: Notice) -> bool:

@@ -98,7 +98,7 @@ def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
     info, config, name = rules.info, rules.config, ask.cache
     if name is not None and name != "off":
         if exact:
-            raise invalid("cache", name, "The picture is to be exact, which it is not with a cache: leave one out.")
+            raise invalid("cache", name, "An image with a cache is not exact: leave one of them out.")
         if _kind(name) not in info.caches:
             others = f"give {' or '.join(map(shown, info.caches))}, or " if info.caches else ""
             remedy = f"{info.name} cannot do that: {others}leave it out."
@@ -139,7 +139,7 @@ def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
             remedy = f"give some of {_named(info.loras)}" if info.loras else "leave it out"
             raise invalid("lora", given, f"{info.name} has no LoRA {shown(name)}: {remedy}.", code="unknown_lora")
         if names.count(name) > 1:
-            raise invalid("lora", given, f"{shown(name)} is there twice: give it once.")
+            raise invalid("lora", given, f"{shown(name)} is given twice: give it once.")
     return tuple(one.used() for one in ask.lora or ())
 
 

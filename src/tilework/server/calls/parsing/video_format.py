@@ -27,7 +27,7 @@ def format_of(asked: AskedVideo, info: ModelInfo, config: ServerConfig) -> Video
         InvalidValue: the model makes no videos.
     """
     if not info.graph.makes(ResultKind.VIDEO):
-        remedy = "It makes pictures: use POST /v1/images/generations, or name a model that makes clips, or none."
+        remedy = "It makes images: use POST /v1/images/generations, or name a model that makes clips, or no model."
         raise invalid("model", info.name, remedy, code="unsupported_value")
     fps = info.default_fps if asked.fps is None else asked.fps
     return VideoFormat(fps, VideoCodec(config.video_codec))

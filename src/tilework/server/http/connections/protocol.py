@@ -312,7 +312,7 @@ def _reset_when_closed(transport: asyncio.Transport) -> None:
 
 
 def _too_many_connections(most: int) -> ApiError:
-    message = f"The server has {most} connections, as many as it takes. Retry in 1 second, with fewer."
+    message = f"The server has {most} connections, as many as it may have. Retry in 1 second, with fewer."
     return ApiError(503, message, error_type=SERVER, code="too_many_connections", headers={"Retry-After": "1"})
 
 
