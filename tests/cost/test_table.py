@@ -220,7 +220,7 @@ def test_a_row_of_a_stage_that_its_pipeline_does_not_have_is_refused(graphs: dic
         ),
         (
             {PIPELINE: [{"name": "draft", "inputs": ["b"], "outputs": ["a"]}, {"name": "b", "outputs": ["b"]}] * 2},
-            "graphs: the stage 'b' is there twice; rename one",
+            "graphs: the stage 'b' comes twice; rename one",
         ),
     ],
 )

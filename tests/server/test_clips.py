@@ -191,8 +191,8 @@ def test_a_given_clip_decides_how_many_frames_are_made() -> None:
         assert len(server.engine.specs[-1].pictures["video"]) == 9
         assert len(ask(9, num_frames=9)["data"]) == 9
         assert "video has 9 frames" in ask(9, num_frames=5)["error"]["message"]
-        assert "one more than a multiple of 4: the first 5" in ask(7)["error"]["message"]
-        assert "at most 13 pictures" in ask(17)["error"]["message"]
+        assert "one more than a multiple of 4, such as the first 5" in ask(7)["error"]["message"]
+        assert "at most 13 images" in ask(17)["error"]["message"]
 
 
 def png_of(picture: Image.Image) -> str:

@@ -163,5 +163,5 @@ def test_a_call_is_refused_with_field_value_and_remedy(client: httpx.Client) -> 
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "size"
-    for part in ('"96x96"', "GB are there", "smaller", "num_frames", "--vae-tiling"):
+    for part in ('"96x96"', "GB are available", "smaller", "num_frames", "--vae-tiling"):
         assert part in error["message"]

@@ -131,7 +131,7 @@ def test_a_request_keeps_the_tenants_with_which_it_came(file: Path) -> None:
         (STUDIO.replace("= 2", "= 0"), ("tenants.studio.max_open = 0", "give a whole number from 1")),
         (STUDIO.replace('["first"]', "[]"), ("tenants.studio has no keys", "give it a list of keys")),
         (STUDIO.replace('["nightly",', '["nightl",'), ("tenants.studio.classes", "choose among")),
-        ("", ("no key is left, so that all could call", "give one in api_key or in")),
+        ("", ("no key is left, so any client could call", "give one in api_key or in")),
         (None, ("cannot be read: No such file", "Give a TOML file")),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_needs_another_start_is_named(tmp_path: Path, caplog: pytest.LogCap
     with serving(FakeEngine(), reread=reread, **settings) as server:
         models.write_text('# one\n[models.tiny-shapes]\npath = "shapes"\n')
         server.reload()
-        assert "not before the next start" not in caplog.text
+        assert "from the next start on" not in caplog.text
         now |= {"api_key": "b", "max_steps": 9, "drain_s": 4.0}
         models.write_text('[models.tiny-shapes]\npath = "shapes"\naliases = ["x"]\n')
         server.reload()

@@ -186,7 +186,7 @@ def test_what_the_model_refuses_is_the_clients_mistake(server: Served, why: Refu
     server.engine.plan = Plan(refuse="the call does not take it: too red.", refusal=why)
     answer = server.post({"prompt": "x", "n": 2})
     assert refusal(answer) == (400, code)
-    assert answer.json()["error"]["message"].endswith("is not made: the call does not take it: too red.")
+    assert answer.json()["error"]["message"].endswith("was not made: the call does not take it: too red.")
     assert answer.headers["x-should-retry"] == "false"
 
 

@@ -16,7 +16,7 @@ from tilework.server.calls.parsing.form import form_fields
 from tilework.server.schema.foreign_fields import SILENT, WITHOUT_CHOICE, WITHOUT_EFFECT
 
 TRUE_SCALE = Argument(name="true_cfg_scale", kind=ArgumentKind.NUMBER, low=1.0, high=30.0, default=4.0)
-NO_CHOICE = "has no effect: there is no choice of it here."
+NO_CHOICE = "has no effect: this server has no choice of it."
 
 
 @pytest.fixture(scope="module")

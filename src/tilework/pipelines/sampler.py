@@ -33,7 +33,9 @@ def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], obje
     try:
         serialize(memory_of(sampler))
     except NotSerializable as error:
-        raise UnsupportedModel(f"{name} keeps what no state can hold; choose another sampler ({error})") from error
+        raise UnsupportedModel(
+            f"{name} keeps a value that no state can hold; choose another sampler ({error})"
+        ) from error
 
 
 def generator_argument(sampler: Any) -> Mapping[str, Any]:

@@ -237,7 +237,7 @@ class Engine:
         try:
             await self.catalog.measure_left()
         except Exception:
-            _log.exception("what the start has left is not measured; it stays predicted")
+            _log.exception("the measurements that the start has left failed; these costs stay predicted")
 
     def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> dict[str, ModelInfo]:
         """Serve these of the loaded models, and let devices forget the others; returns `models`."""
@@ -450,7 +450,7 @@ class Engine:
             reason = f"no device that serves {info.name} is up"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         if not self._executor.num_slots and any(spec.video is not None for spec in specs.values()):
-            reason = "a video needs a CPU slot, and there is none: name its model when the server is started"
+            reason = "a video needs a CPU slot, and there is none: name its model when you start the server"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():

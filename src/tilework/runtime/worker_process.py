@@ -216,7 +216,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
                 self._check.check(report, time.monotonic_ns())
         except BadReport as error:
             self.is_believed = False
-            self.kill(f"it has reported what cannot be: {error}")
+            self.kill(f"it has sent an impossible report: {error}")
         return self.is_believed
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -212,7 +212,7 @@ class EtcdRegistry:
         self._listed = dict(entries)
 
     def _begin_era(self) -> None:
-        _log.warning("the registry has lost what it held, or is another one: all is written to it anew")
+        _log.warning("the registry has lost its data, or is another one: this server writes all entries again")
         self.era += 1
         self._revision, self._listed = 0, {}
 

@@ -146,7 +146,7 @@ class SpooledStore:
         if not self._disk.problem and num_results * expected <= room:
             return None
         num_bytes, problem = self._spool.num_bytes, self._disk.problem
-        full = f"{num_bytes} of {self._most_bytes} bytes on this server's disk are full of those that wait for it"
+        full = f"{num_bytes} of {self._most_bytes} bytes for waiting results on this server's disk are in use"
         why = f"this server's disk cannot be written ({problem})" if problem else full
         seconds = s_from_ns(self._now_ns() - self._outage.taken_ns)
         return f"their store has taken none for {seconds:.0f} seconds ({self._outage.reason}), and {why}"

@@ -51,7 +51,7 @@ class NvmlCard:
             pynvml.nvmlInit()
             return NvmlCard(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
         except pynvml.NVMLError as error:
-            _log.info("NVML does not tell of the card %s: %s", uuid, error)
+            _log.info("NVML reports nothing of the card %s: %s", uuid, error)
             return None
 
     def read(self) -> CardReading:

@@ -132,7 +132,7 @@ def _check(specs: Sequence[StageSpec]) -> None:
     for what, used in (("stage", names), ("output", [name for spec in specs for name in spec.outputs])):
         twice = {name for name in used if used.count(name) > 1}
         if twice:
-            raise BadGraph(f"the {what} {min(twice)!r} is there twice; rename one")
+            raise BadGraph(f"the {what} {min(twice)!r} comes twice; rename one")
     for spec in specs:
         if spec.previews and spec.previews not in names:
             raise BadGraph(
@@ -171,7 +171,7 @@ def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
         runnable = next((spec for spec in left if written.intersection(spec.inputs) <= ready), None)
         if runnable is None:
             raise BadGraph(
-                f"the inputs of {', '.join(spec.name for spec in left)} wait for each other; break the circle"
+                f"the inputs of {', '.join(spec.name for spec in left)} wait for each other; break the cycle"
             )
         left.remove(runnable)
         found.append(runnable)

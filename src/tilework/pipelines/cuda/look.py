@@ -32,7 +32,7 @@ def cuda_state() -> CudaState:
         return _with(state, f"it does not answer within {_TIMEOUT_S:g} s")
     if done.returncode != 0:
         last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
-        return _with(state, f"looking for it ended with status {done.returncode}: {last}")
+        return _with(state, f"the search for it ended with status {done.returncode}: {last}")
     return CudaState.from_json(json.loads(done.stdout))
 
 

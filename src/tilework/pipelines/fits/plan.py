@@ -110,7 +110,7 @@ class Planner:
         """
         parts = read_parts(Path(path))
         if not any(part.is_denoiser for part in parts):
-            raise UnsupportedModel(f"{path}: no component is a denoiser, so that its memory cannot be planned")
+            raise UnsupportedModel(f"{path}: no component is a denoiser, so its memory cannot be planned")
         return Planner(parts)
 
     @property

@@ -29,7 +29,7 @@ from tilework.pipelines.stock.answers import TouchedTensors, has_nan, has_unkept
 from tilework.pipelines.stock.component_calls import ComponentCall, Role, is_object
 from tilework.pipelines.stock.coroutine import StockCall
 
-_LOST = "the pipeline keeps more between its steps than a request that moves can take along"
+_LOST = "between its steps the pipeline keeps more than a moving request can take along"
 _TORCH = ""
 _WITHIN = "/"  # Separates names in paths.
 Ask = Callable[[ComponentCall], Any]

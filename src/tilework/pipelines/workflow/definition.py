@@ -151,7 +151,7 @@ def _num_parts(mode: str, parts: int, merge: object, *, shared: bool) -> int:
     if type(parts) is not int or parts < 0 or parts == 1:
         raise InvalidWorkflow(f"parts is {parts!r}; give a whole number of at least 2")
     if merge is not None and not callable(merge):
-        raise InvalidWorkflow(f"merge is {merge!r}; give a function of the list of what the parts returned")
+        raise InvalidWorkflow(f"merge is {merge!r}; give a function of the list of values that the parts return")
     return parts or _PARTS
 
 

@@ -109,7 +109,7 @@ def lacks_room(model: LoadedModel, room_bytes: int | None) -> str:
     if room_bytes is None or size <= room_bytes:
         return ""
     return (
-        f"its stage {stage} needs {size} bytes, with its weights, and a device has {room_bytes}; give it more "
+        f"its stage {stage} needs {size} bytes with its weights, and a device has {room_bytes}; give it more "
         "(--weights-memory), choose a dtype of 16 bits, or let several devices be one (--cell auto)"
     )
 

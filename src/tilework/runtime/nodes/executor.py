@@ -251,7 +251,7 @@ class NodesExecutor:
             num = sum(node.started is not None for node in self._nodes.values())
             await self.stop()
             raise WorkerStartFailed(
-                f"{num} of {self._config.num_first} nodes came within {timeout_s:g} s; start an agent on each: "
+                f"{num} of {self._config.num_first} nodes connected within {timeout_s:g} s; start an agent on each: "
                 f"tilework agent {self._config.host}:{self._config.port or '...'}"
             ) from None
         except WorkerStartFailed:
@@ -354,7 +354,7 @@ class NodesExecutor:
         """Handle an impossible message: the node is lost, and its agent, which may send more, is told to end."""
         if self._places.is_current(node.node, node):
             self._bad_reports[node.node] += 1
-            reason = f"it has said what cannot be: {error}"
+            reason = f"it has sent an impossible message: {error}"
             node.leave = None
             self._end(node, reason, Leave(reason, is_final=True))
 

@@ -57,7 +57,7 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
         if isinstance(line, LineError):
             mistakes.append(line)
         elif line.custom_id in seen:
-            message = f"custom_id = {shown(line.custom_id)} is also that of line {seen[line.custom_id]}, too."
+            message = f"custom_id = {shown(line.custom_id)} is also that of line {seen[line.custom_id]}."
             message += " Give each line its own."
             mistakes.append(LineError(line=line.number, message=message, param="custom_id"))
         else:
