@@ -134,7 +134,7 @@ def test_frames_are_files_of_their_own(server: Served) -> None:
         (f"images/{uid}-1/content?frame=4", 12),
     ):
         assert red_of(server.http.get(f"/v1/{path}").content) == red
-    for frame, remedy in ((5, "0 to 4"), (-1, "which frame"), (10_000, "which frame")):
+    for frame, remedy in ((5, "0 to 4"), (-1, "index of a frame"), (10_000, "index of a frame")):
         wrong = server.http.get(f"/v1/images/{uid}-0/content?frame={frame}")
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "frame")
         assert remedy in wrong.json()["error"]["message"]

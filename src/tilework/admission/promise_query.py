@@ -107,7 +107,8 @@ class PromiseQuery:
             needed = f"even if nothing else runs, a promise needs {s_from_ns(idle_ns - self.now_ns):.2f} s"
             reason = f"{needed}, and there are {others_text(self.backlog.num_jobs())}"
             return Reject(self.request.uid, reason, self._earliest_ns(idle_ns), RefusalCode.DEADLINE)
-        against, promise = self._against(deadline_ns), None
+        against = self._against(deadline_ns)
+        promise = None
         if against is None:
             promise = self._beside_others(deadline_ns) or self._anew(deadline_ns)
         if promise is None:
@@ -140,7 +141,8 @@ class PromiseQuery:
 
         After six deadlines that are not worth their price, the next one is returned without that check.
         """
-        due_ns, blocks = at_least_ns, {self.blocks[0], min(self.blocks, key=_run_ns)}
+        due_ns = at_least_ns
+        blocks = {self.blocks[0], min(self.blocks, key=_run_ns)}
         for _ in range(_MOST_TRIED):
             due_ns = min(self.reservations.earliest_ns(block, due_ns, self._within) for block in blocks)
             against = self._against(due_ns)

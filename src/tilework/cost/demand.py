@@ -26,7 +26,9 @@ def demand_at(
     The group is kept from the first steps to the last. `loads_ns` is how long each of its devices loads components
     before a stage. Raises UnknownCost.
     """
-    one, run_ns, ends_ns = (request,), 0, []
+    one = (request,)
+    run_ns = 0
+    ends_ns = []
     for stage, num_steps in left.pieces:
         if loads_ns is not None:
             run_ns += loads_ns(stage)
@@ -39,7 +41,10 @@ def demand_at(
 
 def shaped(degree: int, left: Cursor, ends_ns: Sequence[int]) -> Demand:
     """The demand of stages that end at these times; the other devices are taken from the first steps to the last."""
-    begin_ns, steps_begin_ns, steps_end_ns, slot = 0, -1, 0, None
+    begin_ns = 0
+    steps_begin_ns = -1
+    steps_end_ns = 0
+    slot = None
     for (stage, _), end_ns in zip(left.pieces, ends_ns, strict=True):
         if stage.has_steps:
             steps_begin_ns, steps_end_ns = begin_ns if steps_begin_ns < 0 else steps_begin_ns, end_ns

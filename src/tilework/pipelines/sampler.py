@@ -65,7 +65,8 @@ def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRa
             sampler = prepare(replace(usual(info), steps=steps))
         except Exception:  # Samplers raise any error: ValueError, IndexError, AssertionError.
             return False
-        num_iterations, order = len(sampler.timesteps), int(sampler.order)
+        num_iterations = len(sampler.timesteps)
+        order = int(sampler.order)
         return num_iterations > (steps - 1) * order
 
     ranges: list[StepRange] = []

@@ -32,7 +32,8 @@ class Wanted:
 
     def request(self, info: ModelInfo | None) -> Request:
         """Return the request for scheduling. Without `info` the model is not served, and it is never scheduled."""
-        spec, terms = self.spec, self.terms
+        spec = self.spec
+        terms = self.terms
         return Request(
             uid=self.uid,
             pipeline=self.model if info is None else info.name,

@@ -56,7 +56,8 @@ class NvmlCard:
 
     def read(self) -> CardReading:
         """Read the card's values now; takes a few milliseconds, and waits for no kernel."""
-        nvml, asked = self.nvml, self._asked
+        nvml = self.nvml
+        asked = self._asked
         memory = asked(nvml.nvmlDeviceGetMemoryInfo)
         clock_mhz, most_mhz = (
             asked(one, nvml.NVML_CLOCK_SM) for one in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)

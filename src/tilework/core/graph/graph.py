@@ -166,7 +166,9 @@ def _check_results(specs: Sequence[StageSpec]) -> None:
 def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
     """Return the stages in an order in which they can run. Raises BadGraph."""
     written = {name for spec in specs for name in spec.outputs}
-    ready, left, found = set[str](), list(specs), list[StageSpec]()
+    ready: set[str] = set()
+    left = list(specs)
+    found: list[StageSpec] = []
     while left:
         runnable = next((spec for spec in left if written.intersection(spec.inputs) <= ready), None)
         if runnable is None:

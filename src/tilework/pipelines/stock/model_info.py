@@ -114,7 +114,7 @@ def check_pipeline(pipeline: Any, arguments: StockArguments) -> None:
     if "num_inference_steps" not in arguments:
         raise UnsupportedModel(f"{name} takes no num_inference_steps")
     if "prompt" not in arguments and "image" not in arguments:
-        raise UnsupportedModel(f"{name} takes neither a prompt nor a picture")
+        raise UnsupportedModel(f"{name} takes neither a prompt nor an image")
 
 
 def num_heads(denoiser: Any) -> int:

@@ -230,9 +230,12 @@ class Pipeline:
         settings: Mapping[str, Any] | None = None,
         **reads: str,
     ) -> None:
-        self.path, self.adapter, self.returns = path, adapter, returns
+        self.path = path
+        self.adapter = adapter
+        self.returns = returns
         self.name = name or PurePath(path).name.replace("-", "_").replace(".", "_")
-        self.settings, self.reads = dict(settings or {}), reads
+        self.settings = dict(settings or {})
+        self.reads = reads
         for key, value in (("name", self.name), ("returns", returns), *reads.items()):
             if not _is_name(value):
                 raise InvalidWorkflow(f"{key} of the pipeline {path!r} is {value!r}; give {_NAME}")

@@ -48,14 +48,16 @@ class CalibrationWeights:
         """
         if self.total_bytes is None:
             return
-        stages, declared = self._stages(model, loras), self._declared_bytes(model)
+        stages = self._stages(model, loras)
+        declared = self._declared_bytes(model)
         needed = _all(stages)
         if needed == self._held:
             return
         yield from self.last_commands()
         if needed:
             first = needed if self._has_room(needed, declared) else max(stages.values(), key=num_bytes)
-            self._held, self._asked_bytes = needed, num_bytes(first)
+            self._held = needed
+            self._asked_bytes = num_bytes(first)
             yield LoadWeights(0, _digests(first))
 
     def turn(

@@ -130,7 +130,8 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 
     With the same seed, a larger number begins with the same batches.
     """
-    rng, drawn = Random(seed), dict[Batch, None]()
+    rng = Random(seed)
+    drawn: dict[Batch, None] = {}
     number = min(number, math.comb(MAX_BATCH + len(shapes), len(shapes)) - len(shapes) - 1)
     while len(drawn) < number:
         drawn[tuple(sorted(rng.choices(shapes, k=rng.randint(2, MAX_BATCH))))] = None
@@ -190,7 +191,8 @@ async def measure(
 def _warn_of_refused(model: str, refused: Mapping[int, str]) -> None:
     """Log in one line at which degrees a batch is left out, and the first reason."""
     if refused:
-        reason, degrees = next(iter(refused.values())), ", ".join(map(str, refused))
+        reason = next(iter(refused.values()))
+        degrees = ", ".join(map(str, refused))
         devices = "one device" if degrees == "1" else f"{degrees} devices"
         _log.warning("%s: %s; its measurements on %s leave it out", model, reason, devices)
 

@@ -171,7 +171,8 @@ class Measuring:
         return table
 
     def _begun(self, model: LoadedModel, measurer: Measurer) -> ModelCosts:
-        name, degrees = model.info.name, self._degrees(model.info)
+        name = model.info.name
+        degrees = self._degrees(model.info)
         tried = self._tried.get(name, ())
         return ModelCosts.of(measurer, model.info, degrees, self.cache, with_batches=not self.exact, tried=tried)
 

@@ -85,7 +85,9 @@ class NodesExecutor:
 
     def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
         """Prepare to start. `starter` starts the agents; without one they are started by hand."""
-        self._config, each, self._starter = config, config.each, starter
+        self._config = config
+        each = config.each
+        self._starter = starter
         self._port = AgentPort(config, self._serve)
         self._num_each = config.num_devices_each
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=self._num_each, num_slots=0)

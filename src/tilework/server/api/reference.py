@@ -65,7 +65,8 @@ class _Page:
         if "requestBody" not in operation:
             return
         schema = operation["requestBody"]["content"][JSON]["schema"]
-        rows, known = [], []
+        rows = []
+        known = []
         for name, rules in schema["properties"].items():
             first = self.described.setdefault((name, rules["description"]), route)
             if first == route:
@@ -93,7 +94,8 @@ def reference(openapi: Mapping[str, Any]) -> str:
 
 def in_lines(value: object, indent: int = 0) -> str:
     """Format JSON with as much on a line as fits."""
-    flat, space = json.dumps(value, ensure_ascii=False), " " * (indent + 2)
+    flat = json.dumps(value, ensure_ascii=False)
+    space = " " * (indent + 2)
     if len(flat) + indent <= WIDTH or not isinstance(value, dict | list):
         return flat
     if isinstance(value, dict):

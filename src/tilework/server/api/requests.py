@@ -68,7 +68,8 @@ class RequestService:
         Raises:
             InvalidValue: there is no call `after`.
         """
-        tenant, now_ns = tenant_of(http.scope).name, self.engine.now_ns()
+        tenant = tenant_of(http.scope).name
+        now_ns = self.engine.now_ns()
         if after is not None and self.call_registry.find(after, tenant, now_ns) is None:
             raise invalid(
                 "after",

@@ -78,7 +78,8 @@ class VideoService:
                 after,
                 "Give the id of a video that is still known, or leave it out to list from the beginning.",
             )
-        registry, tenant = self.requests.call_registry, tenant_of(http.scope).name
+        registry = self.requests.call_registry
+        tenant = tenant_of(http.scope).name
         more = {"newest_first": order == "desc", "only_videos": True}
         found = registry.latest(tenant, limit + 1, self.images.engine.now_ns(), after, **more)
         data = [self._job(entry, as_of_now=False) for entry in found[:limit]]
@@ -162,7 +163,8 @@ class VideoService:
 
 
 def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
-    ask, (image,) = entry.ask, status.images
+    ask = entry.ask
+    (image,) = status.images
     (spec,) = ask.specs
     assert spec.video is not None
     seconds = spec.frames / spec.video.fps

@@ -51,7 +51,9 @@ class Position:
 
 def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
     """Return the number of calls in a file, and its first mistakes. Empty lines do not count. Blocks."""
-    seen, num_calls, mistakes = dict[str, int](), 0, list[LineError]()
+    seen: dict[str, int] = {}
+    num_calls = 0
+    mistakes: list[LineError] = []
     for line in _read(place, endpoint):
         num_calls += 1
         if isinstance(line, LineError):
@@ -80,7 +82,9 @@ def read_calls(
 
     Calls whose numbers are among `answered` are skipped without parsing. Blocks, for a piece of the file.
     """
-    number, num_bytes, calls = begin.number, 0, list[Line]()
+    number = begin.number
+    num_bytes = 0
+    calls: list[Line] = []
     with place.open("rb") as file:
         file.seek(begin.offset)
         for text in _texts(file):
@@ -122,7 +126,8 @@ def _texts(file: BinaryIO) -> Iterator[list[bytes]]:
         while (end := piece.find(b"\n", begin) + 1) > 0:
             line.append(piece[begin:end])
             yield line
-            line, begin = [], end
+            line = []
+            begin = end
         if begin < len(piece):
             line.append(piece[begin:])
     if line:
@@ -154,7 +159,8 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
         )
     if not isinstance(call, dict):
         return wrong("It is no object.")
-    custom_id, body = call.get("custom_id"), call.get("body")
+    custom_id = call.get("custom_id")
+    body = call.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         remedy = f"Give a text of less than {LONG_TEXT_BYTES} bytes."
         return wrong(f"custom_id = {shown(custom_id)} is not accepted. {remedy}", "custom_id")

@@ -62,8 +62,12 @@ class BatchService:
         check_rate: Callable[[Tenant, bytes], None],
     ) -> None:
         assert (shelf is None) == (runner is None)
-        self._config, self._shelf, self._runner, self._room = config, shelf, runner, room
-        self._require_ready, self._check_rate = require_ready, check_rate
+        self._config = config
+        self._shelf = shelf
+        self._runner = runner
+        self._room = room
+        self._require_ready = require_ready
+        self._check_rate = check_rate
         self._checking = asyncio.Lock()  # Files are checked one at a time, since that takes processor time.
         self._resumed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +76,8 @@ class BatchService:
 
     async def upload(self, http: Request) -> FileAnswer:
         async with self._opened() as (shelf, _):
-            tenant, num_tenants = tenant_of(http.scope), len(tenants_of(http.scope).members)
+            tenant = tenant_of(http.scope)
+            num_tenants = len(tenants_of(http.scope).members)
             self._check_rate(tenant, key_of(http.scope))
             shelf.check_room(tenant.name, 0, num_tenants)
             if media_type(http) != FORM:
@@ -82,7 +87,8 @@ class BatchService:
                     max_bytes=self._config.max_input_bytes, timeout_s=self._config.read_timeout_s, place=place
                 )
                 fields = dict(await read_form(http, limits))
-                content, ttl_s = taken_file(fields.get(PURPOSE), fields.get(FILE)), expires_after(fields)
+                content = taken_file(fields.get(PURPOSE), fields.get(FILE))
+                ttl_s = expires_after(fields)
                 expires_s = None if ttl_s is None else int(time.time()) + ttl_s
                 return await shelf.add(tenant.name, content, expires_s, num_tenants)
 
@@ -114,7 +120,8 @@ class BatchService:
     async def delete(self, file_id: str, http: Request) -> FileDeleted:
         """Delete a file. Raises ApiError if a batch that is not done has it."""
         async with self._opened() as (shelf, _), shelf.lock(tenant := tenant_of(http.scope).name):
-            file, user = _file(shelf, tenant, file_id), shelf.user_of(tenant, file_id)
+            file = _file(shelf, tenant, file_id)
+            user = shelf.user_of(tenant, file_id)
             if user is not None:
                 message = (
                     f"The file belongs to {user}, which is not done. Wait for its end or cancel it, then delete the "

@@ -137,7 +137,8 @@ class Finisher:
 
     async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
         ask = call.ask.without_texts()  # A slow client may hold the answer for long.
-        files, timelines = list[bytes](), list[RequestTimeline]()
+        files: list[bytes] = []
+        timelines: list[RequestTimeline] = []
         for index, (ticket, outcome) in enumerate(zip(call.tickets, outcomes, strict=True)):
             await self._check(outcome)
             provenance = await self._provenance(call, index, outcome)
@@ -161,7 +162,8 @@ class Finisher:
 
     async def _provenance(self, call: Call, index: int, outcome: Outcome) -> Provenance | None:
         """Return how an image was made; None for a video, whose pixels stay with its workers, and without a model."""
-        info, exact = self.engine.models.get(call.ask.model), is_exact(call.tickets[index], outcome)
+        info = self.engine.models.get(call.ask.model)
+        exact = is_exact(call.tickets[index], outcome)
         if outcome.image is None or info is None or not info.hardware:
             return None
         if not (exact or (self.has_metadata and call.ask.output_format == "png")):
@@ -172,7 +174,8 @@ class Finisher:
         """Return the files of an image; that of a video has come as one."""
         if outcome.file is not None:
             return [outcome.file.content]
-        pixels, spec = _pixels(outcome), ask.specs[index]
+        pixels = _pixels(outcome)
+        spec = ask.specs[index]
         parts = []
         for frame in range(ask.num_parts):
             texts = text_chunks(spec, provenance, frame) if self.has_metadata and provenance is not None else None

@@ -21,7 +21,9 @@ class NameRefused(ModelRefused):
 
     def __init__(self, field: str, name: str, remedy: str) -> None:
         super().__init__(f"{field} = {shown(name)} is not accepted: {remedy}")
-        self.field, self.name, self.remedy = field, name, remedy
+        self.field = field
+        self.name = name
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)

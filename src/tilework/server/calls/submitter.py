@@ -198,7 +198,8 @@ class CallSubmitter:
             raise self._with_alternate(error, ask)
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
-        uid, arrival_ns = uuid4().hex, self.engine.now_ns()
+        uid = uuid4().hex
+        arrival_ns = self.engine.now_ns()
         if ask.user is not None:  # This text of the client is forgotten at the call's end.
             logger.info("call uid=%s status=begun tenant=%s user=%s", uid, tenant.name, shown(ask.user))
         call = Call(

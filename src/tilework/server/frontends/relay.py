@@ -101,7 +101,8 @@ class Relay:
             while not is_complete and (answer := await exchange.answers.get()) is not None:
                 if has_begun and answer.status:  # The answer breaks off.
                     return
-                is_complete, has_begun = not answer.more_body, True
+                is_complete = not answer.more_body
+                has_begun = True
                 await _pass_on(answer, send)
                 if answer.more_body:
                     self._channel.send(Taken(), exchange.number)

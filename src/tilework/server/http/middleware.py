@@ -95,7 +95,8 @@ class RequireKey:
         self._num_under_way = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_docs, tenants = scope["type"] == "http" and scope["path"].startswith(DOCS), self._tenants.value
+        is_docs = scope["type"] == "http" and scope["path"].startswith(DOCS)
+        tenants = self._tenants.value
         if scope["type"] != "http" or scope["path"] in self._open_paths or TENANT in scope:
             await self._app(scope, receive, send)
         elif (tenant := tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:

@@ -22,7 +22,8 @@ MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1
 """Seed that many clients send for a random one. Here it means the same as no seed."""
 MAX_IMAGES = 10
-MAX_LORAS, MAX_SCALE = 8, 10
+MAX_LORAS = 8
+MAX_SCALE = 10
 EXAMPLE: dict[str, JsonValue] = {
     "prompt": "a red square above a blue circle",
     "size": "256x256",

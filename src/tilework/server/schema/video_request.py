@@ -21,7 +21,8 @@ EXAMPLE: dict[str, Any] = {
     "slo_s": 90,
 }
 SECONDS = 'a number of seconds above 0, also as a text such as "4"'
-MIN_FPS, MAX_FPS = 1, 240
+MIN_FPS = 1
+MAX_FPS = 240
 NOT_IN_VIDEOS = {
     *("output_compression", "output_format", "partial_images", "response_format", "stream", "tilework_events"),
 }

@@ -150,7 +150,8 @@ def image_call(
     Raises:
         InvalidValue: a value is wrong.
     """
-    info, config = rules.info, rules.config
+    info = rules.info
+    config = rules.config
     ask = parsed(ImageRequest, body, "prompt", '"..."', is_strict=config.strict)
     video_format = None if video is None else format_of(video, info, config)
     if video is not None:

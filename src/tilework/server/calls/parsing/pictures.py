@@ -128,7 +128,10 @@ def decoded(given: Sequence[GivenPicture], config: ServerConfig, *, keeps_files:
     Raises:
         InvalidValue: one is too large, damaged, or no picture.
     """
-    left, contents, parts, warnings = config.max_input_pixels, list[bytes](), list[GivenPicture](), list[str]()
+    left = config.max_input_pixels
+    contents: list[bytes] = []
+    parts: list[GivenPicture] = []
+    warnings: list[str] = []
     images: dict[str, tuple[Image, ...]] = {}
 
     def add(one: GivenPicture, content: bytes, max_pixels: int | None) -> DecodedPicture:

@@ -65,7 +65,8 @@ def specs_of(
         InvalidValue: the model or the configuration does not allow the size, the number of steps, the previews or the
             LoRAs.
     """
-    info, config = rules.info, rules.config
+    info = rules.info
+    config = rules.config
     loras = _loras(ask, info)
     steps = steps_of(ask, arguments, info, config.max_steps, has_picture=bool(pictures))
     main = main_picture(info)
@@ -95,7 +96,9 @@ def specs_of(
 
 def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
     """Return the fields of a spec for the cache that is asked for, or else the server's, if the model supports it."""
-    info, config, name = rules.info, rules.config, ask.cache
+    info = rules.info
+    config = rules.config
+    name = ask.cache
     if name is not None and name != "off":
         if exact:
             raise invalid("cache", name, "An image with a cache is not exact: leave one of them out.")

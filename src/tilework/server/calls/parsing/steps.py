@@ -41,7 +41,8 @@ def steps_of(
 
 
 def _made(one: Argument, arguments: Mapping[str, ArgumentValue], whole: int) -> int:
-    strength, rule = arguments.get(one.name, one.default), one.strength
+    strength = arguments.get(one.name, one.default)
+    rule = one.strength
     assert rule is not None
     assert isinstance(strength, int | float)
     made = rule.steps(whole, strength)
