@@ -66,11 +66,11 @@ _EVENT = {  # One event: OpenAPI 3.1 has no word for the stream itself.
 }
 CALL_HEADERS = ("x-request-id", "x-tilework-slo-s", "x-tilework-slo-source", "Idempotent-Replayed")
 _HEADERS = {
-    "x-request-id": "The uid of the call",
+    "x-request-id": "Uid of the call",
     "x-tilework-slo-s": "Deadline of the call in seconds from its arrival, if it has one",
     "x-tilework-slo-source": "Source of the deadline: request, tenant, class, model or server",
     "Idempotent-Replayed": "true if an earlier request with the same key started the call",
-    "Preference-Applied": "What was taken of Prefer",
+    "Preference-Applied": "Parts of Prefer that the server applied",
     "Location": "URL of the status of the call",
     "Accept-Ranges": "bytes",
     "Content-Range": "Part of the file that the answer holds",
@@ -108,7 +108,7 @@ def stream(description: str, events: str, *, fields: Mapping[str, object] | None
 
 
 def files(description: str) -> dict[str, Any]:
-    schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a picture"}
+    schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of an image"}
     pictures = {f"image/{one}": schema for one in ("png", "jpeg", "webp")}
     return {"description": description, "content": {**pictures, "video/mp4": schema}}
 
@@ -123,7 +123,7 @@ def video_variants() -> dict[str, Any]:
     answer = video_file("The file, or an image of it")
     for form in ("jpeg", "webp"):
         schema = {"type": "string", "format": "binary"}
-        answer["content"][f"image/{form}"] = {"schema": schema, "example": "the bytes of a picture"}
+        answer["content"][f"image/{form}"] = {"schema": schema, "example": "the bytes of an image"}
     return answer
 
 

@@ -158,7 +158,7 @@ def _command(
         body = json.dumps({**operation["requestBody"]["content"][JSON]["example"], **call.get("fields", {})})
         line += "".join(f" -H {shlex.quote(f'{name}: {value}')}" for name, value in headers.items())
         line += f" \\\n    -d {shlex.quote(body)}"
-    names = {"image": "picture.png", "video": "video.mp4"}
+    names = {"image": "image.png", "video": "video.mp4"}
     kind = media_type.partition("/")[0]
     return f"{line} -o {names[kind]}" if kind in names else line
 

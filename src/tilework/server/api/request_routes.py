@@ -40,7 +40,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}",
         tags=["requests"],
         response_model=RequestStatus,
-        responses={200: good("How it stands", "status"), **errors(401, 404)},
+        responses={200: good("Its status", "status"), **errors(401, 404)},
     )
     async def request_status(uid: Uid, http: Request) -> RequestStatus:
         """Return the status of a call, or of one image of it."""

@@ -100,7 +100,7 @@ class VideoService:
         return VideoDeleted(id=video_id)
 
     async def content(self, video_id: str, variant: Variant, http: Request) -> Response:
-        """Answer with the file of a video, a picture of it, or the latest preview of a video that is not done."""
+        """Answer with the file of a video, an image of it, or the latest preview of a video that is not done."""
         entry = self._found(video_id, http)
         if variant == "video":
             return await self.requests.content(video_id, 0, 0, http)

@@ -214,8 +214,8 @@ class RequestList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[RequestStatus]
-    first_id: str | None = Field(description="The uid of the first one; null if there is none")
-    last_id: str | None = Field(description="The uid of the last one")
+    first_id: str | None = Field(description="Uid of the first one; null if there is none")
+    last_id: str | None = Field(description="Uid of the last one; null if there is none")
     has_more: bool
 
 
@@ -306,7 +306,7 @@ class SetList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[SetModel]
-    own: str = Field(description="The name of the set that answers")
+    own: str = Field(description="Name of the set that answers")
     node_manager: str | None
     is_current: bool
 
