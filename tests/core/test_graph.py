@@ -90,9 +90,9 @@ def test_any_graph_without_a_circle_has_an_order(number: int, random: Any) -> No
         ((spec("a", "a"),), "the inputs of a wait for each other; break the cycle"),
         (
             (spec("a"), spec("b", "a"), spec("c", "a")),
-            "no other stage reads the outputs of b, c; expected that of one, the last",
+            "no other stage reads the outputs of b, c; expected one such stage, the last",
         ),
-        ((), "no other stage reads the outputs of any; expected that of one, the last"),
+        ((), "no other stage reads the outputs of any; expected one such stage, the last"),
         ((spec("a"), StageSpec(name="a", outputs=("b",))), "the stage 'a' comes twice; rename one"),
         ((spec("a"), StageSpec(name="b", outputs=("a",))), "the output 'a' comes twice; rename one"),
         (

@@ -41,7 +41,7 @@ from tilework.policy.toolkit.wording import needs, others_text
 
 PROMISE_PRICE = 1.0
 """Default number of kept deadlines of other jobs that a promise may cost."""
-_SILENT = "no node that could serve this request has answered for a second; ask without a promise, or again"
+_SILENT = "all nodes that could serve this request have been silent for a second; ask again, or without a promise"
 
 
 @dataclass(slots=True, kw_only=True)

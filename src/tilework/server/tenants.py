@@ -249,7 +249,7 @@ def _check_distinct(tenants: Tenants) -> None:
     for tenant in tenants.scoped:
         if seen.intersection(tenant.keys):
             setting, others = ("admin_key", "") if tenant.is_admin else ("metrics_key", ", of admin_key")
-            raise ConfigError(f"a key of {setting} is one of api_key{others} or of a tenant, too; give each its own.")
+            raise ConfigError(f"a key of {setting} is also one of api_key{others} or of a tenant; give each its own.")
         seen.update(tenant.keys)
     for tenant in tenants.members:
         for key in tenant.keys:

@@ -357,7 +357,7 @@ class Ring:
                 continue
             member = self._members.present.get(entry.owner)
             if member is None:
-                raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which there is not")
+                raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which does not exist")
             if entry.state == State.RESERVED:
                 if now_ns - since_ns >= self._abandon_after_ns:
                     self._abandoned += self._transport.abandon(slot, entry.word, _soon())

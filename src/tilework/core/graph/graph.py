@@ -182,7 +182,7 @@ def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
     last = [spec.name for spec in found if read.isdisjoint(spec.outputs)]
     if last != [found[-1].name] if found else True:
         raise BadGraph(
-            f"no other stage reads the outputs of {', '.join(last) or 'any'}; expected that of one, the last"
+            f"no other stage reads the outputs of {', '.join(last) or 'any'}; expected one such stage, the last"
         )
     return found
 

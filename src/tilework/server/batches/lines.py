@@ -154,8 +154,8 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
         return wrong(f"{reason[0].upper()}{reason[1:]}. {remedy}.")
     except RestTooLarge:
         return wrong(
-            f"Without texts of {LONG_TEXT_BYTES} bytes and more, such as images as base64, it has more than"
-            f" {_MOST_REST_BYTES >> 20} MiB. Give fewer or shorter fields beside them."
+            f"Apart from texts of {LONG_TEXT_BYTES} bytes and more, such as images as base64, it has more than "
+            f"{_MOST_REST_BYTES >> 20} MiB. Give fewer or shorter fields beside them."
         )
     if not isinstance(call, dict):
         return wrong("It is no object.")

@@ -322,4 +322,4 @@ def _slow_head(timeout_s: float) -> ApiError:
 
 
 def _not_http(reason: str) -> ApiError:
-    return ApiError(400, f"This is not HTTP/1.1: {reason} Send a request as RFC 9112 has it.", code="invalid_http")
+    return ApiError(400, f"This is not HTTP/1.1: {reason} Send a request as in RFC 9112.", code="invalid_http")
