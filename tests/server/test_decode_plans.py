@@ -110,7 +110,7 @@ def test_several_devices_have_the_memory_of_several() -> None:
 
 def test_a_plan_that_fails_refuses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert ask(DecodePlans(lambda _: 1, Plans(fails=True)), INFO, Shape(900, 900, 9)) == [False]
-    assert "cannot be planned" in caplog.text
+    assert "cannot be predicted" in caplog.text
     assert ask(DecodePlans(lambda _: 1, Plans()), VIDEOS, Shape(900, 900, 9)) == [False], "nothing is known of it"
 
 

@@ -105,7 +105,7 @@ def test_bad_lists(server: Served, query: str, param: str) -> None:
 
 
 def test_bad_content(server: Served, url: str) -> None:
-    for variant, remedy in (("poster", "thumbnail"), ("preview", "asked for without previews")):
+    for variant, remedy in (("poster", "thumbnail"), ("preview", "asked for no previews")):
         answer = server.http.get(f"{url}?variant={variant}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "variant")
         assert remedy in answer.json()["error"]["message"]
