@@ -99,7 +99,7 @@ ConfigFile = Annotated[
         is_eager=True,
         callback=read_into,
         help="TOML file of settings: what can be an option or a variable of the environment, which go before it "
-        "(docs/serving.md).",
+        "(docs/operations.md).",
     ),
 ]
 ShowConfig = Annotated[
