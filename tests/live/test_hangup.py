@@ -52,7 +52,7 @@ def test_a_key_is_rotated_and_the_log_goes_on_in_a_new_file(tmp_path: Path, fron
         settings.write_text('api_key = "second"\nmax_steps = 9\n')
         process.send_signal(signal.SIGHUP)
         eventually(lambda: (status("first"), status("second")) == (401, 200))
-        assert "from the next start on: max_steps" in log.read_text()
+        assert "not before the next start: max_steps" in log.read_text()
         settings.write_text('api_key = ""\nmax_steps = "x"\n')
         process.send_signal(signal.SIGHUP)
         eventually(lambda: f"none has changed: {settings}: max_steps (in the file" in log.read_text())

@@ -156,7 +156,7 @@ def test_a_stop_waits_until_all_frames_are_fetched() -> None:
         eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
         server.stop()
         for left in range(5, 0, -1):
-            eventually(lambda left=left: f"{left} picture" in server.http.get("/ready").text)
+            eventually(lambda left=left: f"{left} image" in server.http.get("/ready").text)
             assert server.http.get(f"/v1/requests/{uid}/content?frame={left - 1}").status_code == 200
 
 

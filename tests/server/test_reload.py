@@ -184,11 +184,11 @@ def test_what_needs_another_start_is_named(tmp_path: Path, caplog: pytest.LogCap
     with serving(FakeEngine(), reread=reread, **settings) as server:
         models.write_text('# one\n[models.tiny-shapes]\npath = "shapes"\n')
         server.reload()
-        assert "from the next start on" not in caplog.text
+        assert "not before the next start" not in caplog.text
         now |= {"api_key": "b", "max_steps": 9, "drain_s": 4.0}
         models.write_text('[models.tiny-shapes]\npath = "shapes"\naliases = ["x"]\n')
         server.reload()
-        assert f"from the next start on: workers, max_steps, drain_s, what is in {models}" in caplog.text
+        assert f"not before the next start: workers, max_steps, drain_s, what is in {models}" in caplog.text
         assert (status(server, "a"), status(server, "b")) == (401, 200)
         assert len(applied) == 2
         refused = server.post({"prompt": "x", "steps": 10}, headers=of("b"))

@@ -89,7 +89,7 @@ def _told(before: Tenants, now: Tenants, differ: tuple[str, ...]) -> str:
     gone = [tenant.name for tenant in before.members if now.named(tenant.name) is None]
     parts = [f"tenants: {len(now.members)}, their keys: {num_keys}"]
     parts += [f"gone: {', '.join(gone)}"] if gone else []
-    parts += [f"from the next start on: {', '.join(differ)}"] if differ else []
+    parts += [f"not before the next start: {', '.join(differ)}"] if differ else []
     return "; ".join(parts)
 
 
