@@ -141,7 +141,7 @@ class ImageRequest(BaseModel):
         None,
         ge=LEAST_INTERVAL,
         le=MAX_INTERVAL,
-        description="a number from 1 to 100: one of so many steps is computed, with the cache taylorseer",
+        description="a number from 1 to 100: the steps from one computed step to the next, with the cache taylorseer",
     )
     on_miss: Literal["best_effort", "reject", "drop"] = Field(
         "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'
