@@ -109,7 +109,7 @@ def test_public_names_need_no_torch() -> None:
         (lambda: tilework.Workflow("w", long_prompt, SHAPES, long_prompt), "'long_prompt' comes twice; rename one"),
         (
             lambda: tilework.Workflow("w", *(tilework.Pipeline("shapes", name=one) for one in "ab")),
-            "'picture' is there",
+            "'picture' comes twice",
         ),
         (
             lambda: tilework.Workflow("w", _reads("picture"), SHAPES, _named("long_prompt", "made")),
