@@ -82,4 +82,4 @@ def batching() -> Iterator[None]:
     """Makes the policies known in a module that imports this."""
     registry._GIVEN |= {"batches": Batches, "entangled": Entangled}
     yield
-    del registry._GIVEN["batches"], registry._REGISTRY["entangled"]
+    del registry._GIVEN["batches"], registry._GIVEN["entangled"]

@@ -27,7 +27,7 @@ Written by `make docs` from the OpenAPI document, which every server shows at `/
 further calls work is in [serving](serving.md), keys, tenants and limits are in [operations](operations.md).
 
 Examples are for a shell with `export URL=http://127.0.0.1:8000`. Answers are those of a server with `shapes` on two CPU
-cores, and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes.
+cores, and about videos those of a simulated model; long lists show their first entries, and images their first bytes.
 If the server has keys, every call needs `-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works
 wherever GET does. `/` is a [page](operations.md#the-page) for a browser.
 """
@@ -65,7 +65,8 @@ class _Page:
         if "requestBody" not in operation:
             return
         schema = operation["requestBody"]["content"][JSON]["schema"]
-        rows, known = [], []
+        rows = []
+        known = []
         for name, rules in schema["properties"].items():
             first = self.described.setdefault((name, rules["description"]), route)
             if first == route:
@@ -82,7 +83,7 @@ class _Page:
         """Return the section on all errors. 405 is the answer of no operation, so it is not in the document."""
         rows = [[str(status), error[0]] for status, error in ERRORS.items()]
         example = in_lines(EXAMPLES["error 429"])
-        text = "Every refusal has this form; what comes after `code` is there if there is more to say.\n\n"
+        text = "Every refusal has this form; further fields follow `code` where they apply.\n\n"
         return f"## Errors\n\n{_table(['status', 'when'], rows)}\n{text}```json\n{example}\n```\n"
 
 
@@ -93,7 +94,8 @@ def reference(openapi: Mapping[str, Any]) -> str:
 
 def in_lines(value: object, indent: int = 0) -> str:
     """Format JSON with as much on a line as fits."""
-    flat, space = json.dumps(value, ensure_ascii=False), " " * (indent + 2)
+    flat = json.dumps(value, ensure_ascii=False)
+    space = " " * (indent + 2)
     if len(flat) + indent <= WIDTH or not isinstance(value, dict | list):
         return flat
     if isinstance(value, dict):
@@ -156,7 +158,7 @@ def _command(
         body = json.dumps({**operation["requestBody"]["content"][JSON]["example"], **call.get("fields", {})})
         line += "".join(f" -H {shlex.quote(f'{name}: {value}')}" for name, value in headers.items())
         line += f" \\\n    -d {shlex.quote(body)}"
-    names = {"image": "picture.png", "video": "video.mp4"}
+    names = {"image": "image.png", "video": "video.mp4"}
     kind = media_type.partition("/")[0]
     return f"{line} -o {names[kind]}" if kind in names else line
 

@@ -207,7 +207,7 @@ def test_a_deadline_that_an_idle_server_cannot_promise_is_not_worth_a_retry() ->
     refused = answer(serving(), promise("a", 0.0, slo_s=0.9))
     assert isinstance(refused, Reject)
     assert refused.retry_ns is None
-    assert "even where nothing else runs" in refused.reason
+    assert "even if nothing else runs" in refused.reason
 
 
 def test_a_retry_is_worth_it_once_the_deadline_could_be_promised() -> None:

@@ -208,7 +208,7 @@ def test_generate_writes_the_frames_of_a_clip_as_a_video() -> None:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         assert float(container.streams.video[0].average_rate or 0) == VIDEOS.default_fps
     assert [round(frame[0, 0, 0] / 20) for frame in frames] == list(range(9))
-    with pytest.raises(UserError, match="It makes pictures"):
+    with pytest.raises(UserError, match="It makes images"):
         checked_spec({"prompt": "x"}, INFO, is_video=True)
 
 

@@ -99,7 +99,7 @@ def test_a_server_may_start_with_fewer_nodes(monkeypatch: pytest.MonkeyPatch, mi
     assert nodes is not None
     assert (nodes.num_nodes, nodes.least_nodes) == (3, 1)
     monkeypatch.undo()
-    assert "least nodes = 3 cannot be had; give 1 to 2" in mistake("serve", "--nodes", 2, "--least-nodes", 3)
+    assert "least nodes = 3 is not possible; give 1 to 2" in mistake("serve", "--nodes", 2, "--least-nodes", 3)
 
 
 @pytest.mark.parametrize(

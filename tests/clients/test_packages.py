@@ -55,7 +55,7 @@ def test_javascript(server: Served, tmp_path: Path) -> None:
     assert found["images"] == [[PNG, "server", 5], [PNG, "server", 6]]
     for content, reasoning in (("content", "reasoning"), ("sdk_text", "sdk_reasoning")):
         assert found[content].startswith(f"![picture](data:image/png;base64,{PNG}")
-        assert found[reasoning].startswith("1 picture, about ")
+        assert found[reasoning].startswith("1 image, about ")
     assert found["finish"] == "stop"
     assert found["error"] == ["BadRequestError", "size"]
     assert found["sdk_image"] == ["image/png", PNG]
@@ -69,5 +69,5 @@ def test_litellm(server: Served, tmp_path: Path) -> None:
     found = output([sys.executable, "-c", CALLS, server.url], env=environment)
     assert found["image"] == PNG
     assert found["content"].startswith(f"![picture](data:image/png;base64,{PNG}")
-    assert found["reasoning"].startswith("1 picture, about ")
+    assert found["reasoning"].startswith("1 image, about ")
     assert all(request.deadline_ns is not None for request in server.engine.requests)

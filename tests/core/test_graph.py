@@ -85,16 +85,16 @@ def test_any_graph_without_a_circle_has_an_order(number: int, random: Any) -> No
     [
         (
             (spec("a", "b"), spec("b", "a"), spec("c", "b")),
-            "the inputs of a, b, c wait for each other; break the circle",
+            "the inputs of a, b, c wait for each other; break the cycle",
         ),
-        ((spec("a", "a"),), "the inputs of a wait for each other; break the circle"),
+        ((spec("a", "a"),), "the inputs of a wait for each other; break the cycle"),
         (
             (spec("a"), spec("b", "a"), spec("c", "a")),
-            "no other stage reads the outputs of b, c; expected that of one, the last",
+            "no other stage reads the outputs of b, c; expected one such stage, the last",
         ),
-        ((), "no other stage reads the outputs of any; expected that of one, the last"),
-        ((spec("a"), StageSpec(name="a", outputs=("b",))), "the stage 'a' is there twice; rename one"),
-        ((spec("a"), StageSpec(name="b", outputs=("a",))), "the output 'a' is there twice; rename one"),
+        ((), "no other stage reads the outputs of any; expected one such stage, the last"),
+        ((spec("a"), StageSpec(name="a", outputs=("b",))), "the stage 'a' comes twice; rename one"),
+        ((spec("a"), StageSpec(name="b", outputs=("a",))), "the output 'a' comes twice; rename one"),
         (
             (spec("a", previews="show"),),
             "previews of 'a' is 'show', which is no stage; name one, or leave it out",

@@ -57,7 +57,7 @@ def test_a_joined_table_has_no_mixes() -> None:
         ({"mixes": {"calm": {"64x64": "1"}}}, "mixes.calm.64x64 is '1'; expected a weight of at least 0"),
         ({"mixes": {"calm": {"64x64": True}}}, "mixes.calm.64x64 is True; expected a weight of at least 0"),
         ({"mixes": {"calm": {"64x64": 0}}}, "mixes.calm has no weight above 0; give one at least"),
-        ({"mixes": {"trace": {"64x64": 1}}}, "mixes has 'trace', which means something else where a mix is named;"),
+        ({"mixes": {"trace": {"64x64": 1}}}, "mixes has 'trace', a name that has another meaning;"),
         ({"dynamic": 3}, "dynamic is 3; expected a list of blocks with from_min, to_min and weights of mixes"),
         ({"dynamic": [3]}, "dynamic[0] is 3; expected an object with from_min, to_min and weights of mixes"),
         ({"dynamic": [{"to_min": 2, "calm": 1}]}, "dynamic[0].from_min is None; expected 0, since blocks follow each"),

@@ -213,14 +213,14 @@ def test_a_row_of_a_stage_that_its_pipeline_does_not_have_is_refused(graphs: dic
             {PIPELINE: {"stages": [{"name": "a"}], "frames_per_latent": 0}},
             "graphs: frames_per_latent of 'toy' is 0; expected a whole number of at least 1",
         ),
-        ({PIPELINE: []}, "graphs: no other stage reads the outputs of any; expected that of one, the last"),
+        ({PIPELINE: []}, "graphs: no other stage reads the outputs of any; expected one such stage, the last"),
         (
             {PIPELINE: [{"name": "draft", "steps": {"first": 1}}]},
             'graphs: stage \'draft\': steps is {\'first\': 1}; expected {"first": 0, "last": 1} or {"count": 4}',
         ),
         (
             {PIPELINE: [{"name": "draft", "inputs": ["b"], "outputs": ["a"]}, {"name": "b", "outputs": ["b"]}] * 2},
-            "graphs: the stage 'b' is there twice; rename one",
+            "graphs: the stage 'b' comes twice; rename one",
         ),
     ],
 )

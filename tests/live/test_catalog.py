@@ -126,7 +126,7 @@ def test_one_of_an_unknown_architecture_is_measured_if_that_is_allowed(
     with serving(places) as rig:
 
         async def scenario() -> np.ndarray:
-            with pytest.raises(ModelRefused, match="what requests for other cost here is not known; set measure"):
+            with pytest.raises(ModelRefused, match="the cost of requests for other is not known here; set measure"):
                 await rig.engine.catalog.add(source(places, "other"), measure=False)
             assert list(rig.engine.models) == ["first"]
             await rig.engine.catalog.add(source(places, "other"), measure=True)
@@ -206,8 +206,8 @@ def test_a_model_is_added_to_a_server_whose_stages_have_no_weights(
         rig.run(rig.engine.start())
 
         async def scenario(rig: Rig = rig, is_known: bool = is_known) -> np.ndarray:
-            what = "how fast weights are loaded" if is_known else "what requests for other cost"
-            with pytest.raises(ModelRefused, match=f"{what} here is not known; set measure"):
+            what = "the speed of loading weights" if is_known else "the cost of requests for other"
+            with pytest.raises(ModelRefused, match=f"{what} is not known here; set measure"):
                 await rig.engine.catalog.add(source(places, "other"), measure=False)
             await rig.engine.catalog.add(source(places, "other"), measure=True)
             return await drawn(rig, "other", tiny.spec(exact=True))

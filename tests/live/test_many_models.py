@@ -231,7 +231,7 @@ def test_a_request_that_is_cancelled_during_its_load_disturbs_no_other(
 
 def test_a_model_that_no_device_has_room_for_is_named(sources: tuple[ModelSource, ...]) -> None:
     rig = Rig(sources, "tilework", 1, costs(), 100_000)
-    whose = r"no model can run here: sd3: its stage (\w+) needs [0-9]+ bytes, with its weights, and a device has 100000"
+    whose = r"no model can run here: sd3: its stage (\w+) needs [0-9]+ bytes with its weights, and a device has 100000"
     with pytest.raises(WorkerStartFailed, match=whose):
         rig.run(rig.engine.start())
     rig.close()

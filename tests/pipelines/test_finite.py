@@ -78,7 +78,7 @@ def test_a_picture_of_values_that_are_no_numbers_is_an_error(family_of_pipeline:
     family = family_of_pipeline(pipeline)
     draw(family, tiny.spec(steps=2))
     pipeline.vae.decoder.conv_out.bias.data[1] = value
-    with pytest.raises(NotFinite, match=r"the decoded picture has values that are NaN or infinite; serve .*float32"):
+    with pytest.raises(NotFinite, match=r"the decoded image has values that are NaN or infinite; serve .*float32"):
         draw(family, tiny.spec(steps=2))
 
 

@@ -119,7 +119,7 @@ def test_what_a_move_would_lose_is_an_error_and_no_other_picture(tmp_path: Path)
     here, there = requests.family(model, tmp_path), requests.family(model, tmp_path)
     spec = requests.spec_of(model, here, 1)
     assert np.array_equal(requests.alone(here, spec), requests.stock_pixels(model, build(model), 1))
-    with pytest.raises(UnsupportedModel, match="keeps more between its steps"):
+    with pytest.raises(UnsupportedModel, match="the pipeline keeps more than a moving request"):
         requests.moved(here, there, spec)
 
 
@@ -130,7 +130,7 @@ def test_what_the_code_between_the_calls_keeps_is_nan_after_a_move(monkeypatch: 
     spec = requests.spec_of(model, made[0], 1)
     kind = diffusers.StableDiffusionPipeline
     monkeypatch.setattr(kind, "__call__", _that_remembers(kind.__call__))
-    with pytest.raises(UnsupportedModel, match="keeps more between its steps"):
+    with pytest.raises(UnsupportedModel, match="the pipeline keeps more than a moving request"):
         requests.moved(*made, spec)
 
 

@@ -77,7 +77,7 @@ def test_no_rule_speaks_against_a_class_that_is_served(score: Score) -> None:
         ("KandinskyPriorPipeline", "a part"),
         ("KandinskyV22Pipeline", "needs image_embeds of another pipeline"),
         ("LTXLatentUpsamplePipeline", "a part"),
-        ("DDPMPipeline", "neither a text nor a picture"),
+        ("DDPMPipeline", "neither a text nor an image"),
         ("UnCLIPPipeline", "deprecated"),
         ("OnnxStableDiffusionPipeline", "needs onnx"),
     ],

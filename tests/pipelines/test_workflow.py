@@ -106,10 +106,10 @@ def test_public_names_need_no_torch() -> None:
         (lambda: tilework.Workflow("", SHAPES), "the name of a workflow is ''"),
         (lambda: tilework.Workflow("w", SHAPES), "prompt of 'shapes' reads 'long_prompt', which no stage writes"),
         (lambda: tilework.Workflow("w", tilework.Pipeline("shapes"), _reads("pictur")), "'made' reads 'pictur'"),
-        (lambda: tilework.Workflow("w", long_prompt, SHAPES, long_prompt), "'long_prompt' is there twice; rename one"),
+        (lambda: tilework.Workflow("w", long_prompt, SHAPES, long_prompt), "'long_prompt' comes twice; rename one"),
         (
             lambda: tilework.Workflow("w", *(tilework.Pipeline("shapes", name=one) for one in "ab")),
-            "'picture' is there",
+            "'picture' comes twice",
         ),
         (
             lambda: tilework.Workflow("w", _reads("picture"), SHAPES, _named("long_prompt", "made")),
@@ -327,7 +327,9 @@ def test_a_stage_gets_what_it_names_of_values_and_of_the_request() -> None:
 def test_a_result_that_is_no_picture_is_named() -> None:
     require_picture("end", torch.zeros(4, 5, 3, dtype=torch.uint8))
     for value in ("text", torch.zeros(4, 5, 3)):
-        with pytest.raises(UnsupportedModel, match=r"the result 'end' is a (str|Tensor); the last stage returns a"):
+        with pytest.raises(
+            UnsupportedModel, match=r"the result 'end' is a (str|Tensor); the last stage returns an image"
+        ):
             require_picture("end", value)
 
 

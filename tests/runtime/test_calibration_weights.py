@@ -62,7 +62,7 @@ def test_a_lora_belongs_to_the_stages_that_it_changes() -> None:
 
 def test_a_stage_that_does_not_fit_is_named() -> None:
     assert lacks_room(model(), 79).startswith(
-        "its stage diffuse needs 80 bytes, with its weights, and a device has 79; give it more (--weights-memory), "
+        "its stage diffuse needs 80 bytes with its weights, and a device has 79; give it more (--weights-memory), "
     )
     assert lacks_room(model(), 80) == lacks_room(model(), None) == ""
 

@@ -69,7 +69,7 @@ def test_a_change_of_a_model_that_went_while_it_waited_is_refused(name: str) -> 
         open_requests.clear()
         loop.advance(1)
         await going
-        with pytest.raises(ModelRefused, match="other is served no more"):
+        with pytest.raises(ModelRefused, match="other is no longer served"):
             await changing
 
     run(scenario)
@@ -283,10 +283,11 @@ def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeyp
                 server.executor.broken = frozenset("b")
             else:
                 broken.setattr("tilework.cost.table_costs.TableCosts.served", Mock(side_effect=KeyError("bug")))
-                with pytest.raises(ModelRefused, match="what requests for a cost cannot be used: 'bug'"):
+                with pytest.raises(ModelRefused, match="the costs of requests for a cannot be used: 'bug'"):
                     await catalog.add_lora("a", LoraSource("ink", "/ink.safetensors"))
             with pytest.raises(
-                ModelRefused, match=r"damaged|b cannot run here: 64x64 |for b cost cannot be used: 'bug'"
+                ModelRefused,
+                match=r"damaged|b cannot run here: 64x64 |the costs of requests for b cannot be used: 'bug'",
             ):
                 await catalog.add(NewModel(path="b"), measure=True)
         assert fault == "costs cannot be used" or "b" not in server.executor.measured, "it was only tried"

@@ -268,7 +268,7 @@ def test_sizes_that_cannot_run_are_left_out_with_a_line_each_and_none_at_all_is_
     assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
     (said,) = (record.getMessage() for record in caplog.records)
     reason = f"{SHAPES[-1]} cannot run here (MemoryError: no memory)"
-    assert said == f"toy: {reason}; it is left out of what is measured on 1, 2 devices"
+    assert said == f"toy: {reason}; its measurements on 1, 2 devices leave it out"
     assert asyncio.run(start_costs(none, INFO, (1, 2), cache)) is None
     assert len(cache.profiles.entries()) == 1
 

@@ -91,7 +91,7 @@ def test_what_is_left_is_explained_and_not_replayed(tmp_path: Path) -> None:
     assert {one.request.uid for one in before.requests if one.finish_ns is not None} > found.keys()
     assert set(history.works) < set(before.works)
     assert history.num_devices == before.num_devices
-    with pytest.raises(BadLog, match="the log begins with segment 2: those before are gone"):
+    with pytest.raises(BadLog, match="the log begins with segment 2: earlier segments are gone"):
         replay(lines_of(left))
     paths[2].unlink()
     with pytest.raises(BadLog, match="begins segment 4, after segment 2; those between are missing"):

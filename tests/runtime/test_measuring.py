@@ -79,7 +79,7 @@ def test_a_model_whose_largest_stage_has_no_room_is_not_tried() -> None:
     executor = FakeExecutor(weights_bytes=25)
     served, not_served, _ = start(executor, model("a"), model("b", parameters=3))
     assert served == ["a"]
-    assert "needs 30 bytes, with its weights, and a device has 25; give it more" in not_served["b"]
+    assert "needs 30 bytes with its weights, and a device has 25; give it more" in not_served["b"]
     assert executor.tried == ["a"]
 
 
@@ -164,7 +164,7 @@ def test_a_start_measures_the_smallest_size_of_each_model_first_and_predicts_wha
     assert [(one.info.name, [str(*batch) for batch, _ in each.missing]) for one, each in measuring.left] == [
         (name, ["128x128", "192x192"]) for name in "bc"
     ]
-    assert said[-1] == "c: measuring what steps cost here, 1 of 3"
+    assert said[-1] == "c: measuring the cost of steps here, 1 of 3"
 
 
 def test_a_start_that_may_not_measure_predicts_by_the_trials() -> None:
@@ -195,8 +195,8 @@ def test_what_would_end_after_the_limit_is_not_begun_and_the_start_says_how_long
     _, costs, said = limited(executor, 60, model("a"))
     assert [is_predicted for _, _, is_predicted in steps(costs, "a")] == [False, True, True]
     assert (
-        "measuring what steps cost here takes about 688 s: it ends after at most 60 s, and the rest is measured when "
-        "devices are idle"
+        "measuring the cost of steps here takes about 688 s: it ends after at most 60 s, and the rest is measured "
+        "when devices are idle"
     ) in said
 
 
@@ -206,7 +206,7 @@ def test_what_loras_cost_is_not_measured_after_the_limit(caplog: pytest.LogCaptu
     _, costs, _ = limited(executor, 4, model("a", loras=loras))
     assert costs.loras["a"]["x"].slowdown == 1.0
     assert executor.measured == ["a"] * 3
-    assert caplog.messages == ["a: what its LoRAs cost is not measured; steps with them count as without"]
+    assert caplog.messages == ["a: the cost of its LoRAs is not measured; steps with them are predicted as without"]
 
 
 def test_what_is_predicted_is_measured_by_the_next_start(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_worker_that_reports_what_cannot_be_is_lost_and_nothing_else() -> None
         worker.get_buffer(len(whole))[: len(whole)] = whole
         worker.buffer_updated(len(whole))
         await until(lambda: listener.joined)
-        assert listener.lost == [(0, "it has reported what cannot be: work 7 does not run on device 0")]
+        assert listener.lost == [(0, "it has sent an impossible report: work 7 does not run on device 0")]
         assert not listener.reports
         assert executor.bad_reports == {0: 1}
 

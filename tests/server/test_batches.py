@@ -361,7 +361,7 @@ WRONG: list[tuple[object, str | None, str]] = [
     (call(1, stream=True), "stream", "does not stream"),
     (call(1, extra_body={"stream": True}), "stream", "does not stream"),
     ({**call(1), "more": ["x" * 3000] * 1500}, None, "Give fewer or shorter fields"),
-    (call(0), "custom_id", 'custom_id = "call-0" is that of line 1, too. Give each line its own.'),
+    (call(0), "custom_id", 'custom_id = "call-0" is also that of line 1. Give each line its own.'),
 ]
 
 

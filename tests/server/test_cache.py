@@ -79,7 +79,7 @@ def test_the_default_is_none_and_a_request_may_choose(
         ({"cache": "fbcache", "cache_interval": 3}, "cache_interval", "fbcache has none: give cache_threshold"),
         ({"cache": "taylorseer", "cache_threshold": 0}, "cache_threshold", "taylorseer has none: give cache_interval"),
         ({"cache": "taylorseer", "cache_interval": 0}, "cache_interval", "a number from 1 to 100"),
-        ({"cache": "patch", "exact": True}, "cache", "is to be exact, which it is not with a cache"),
+        ({"cache": "patch", "exact": True}, "cache", "An image with a cache is not exact"),
     ],
 )
 def test_other_values_are_refused_with_a_remedy(server: Served, fields: dict[str, Any], param: str, said: str) -> None:

@@ -72,7 +72,7 @@ def test_progress_is_told_before_the_picture(server: Served) -> None:
                 told.release()
         assert (chunk.model, chunk.object) == (INFO.name, "chat.completion.chunk")
     stepper.join(PATIENCE_S)
-    assert re.match(r"1 picture, about 0\.[0-9] s left\n", reasons[0])
+    assert re.match(r"1 image, about 0\.[0-9] s left\n", reasons[0])
     told_steps = [f"step {step} of 4" for step in (0, 1, 3, 4)]
     assert [re.split("[,\n]", reason)[0] for reason in reasons[1:]] == ["queued", *told_steps]
     assert choice.finish_reason == "stop"
@@ -92,7 +92,7 @@ def test_each_picture_of_several_is_told_of(server: Served) -> None:
     content = "".join(one["choices"][0]["delta"].get("content", "") for one in found)
     assert len(re.findall(r"!\[picture\]\(data:image/jpeg;base64,[^)]+\)\n", content)) == 2
     assert found[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert found[0]["choices"][0]["delta"]["reasoning_content"].startswith("2 pictures, ")
+    assert found[0]["choices"][0]["delta"]["reasoning_content"].startswith("2 images, ")
     assert [one["seed"] for one in found[-1]["tilework"]] == [8, 9]
 
 

@@ -134,7 +134,7 @@ def test_frames_are_files_of_their_own(server: Served) -> None:
         (f"images/{uid}-1/content?frame=4", 12),
     ):
         assert red_of(server.http.get(f"/v1/{path}").content) == red
-    for frame, remedy in ((5, "0 to 4"), (-1, "which frame"), (10_000, "which frame")):
+    for frame, remedy in ((5, "0 to 4"), (-1, "index of a frame"), (10_000, "index of a frame")):
         wrong = server.http.get(f"/v1/images/{uid}-0/content?frame={frame}")
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "frame")
         assert remedy in wrong.json()["error"]["message"]
@@ -156,7 +156,7 @@ def test_a_stop_waits_until_all_frames_are_fetched() -> None:
         eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
         server.stop()
         for left in range(5, 0, -1):
-            eventually(lambda left=left: f"{left} picture" in server.http.get("/ready").text)
+            eventually(lambda left=left: f"{left} image" in server.http.get("/ready").text)
             assert server.http.get(f"/v1/requests/{uid}/content?frame={left - 1}").status_code == 200
 
 
@@ -191,8 +191,8 @@ def test_a_given_clip_decides_how_many_frames_are_made() -> None:
         assert len(server.engine.specs[-1].pictures["video"]) == 9
         assert len(ask(9, num_frames=9)["data"]) == 9
         assert "video has 9 frames" in ask(9, num_frames=5)["error"]["message"]
-        assert "one more than a multiple of 4: the first 5" in ask(7)["error"]["message"]
-        assert "at most 13 pictures" in ask(17)["error"]["message"]
+        assert "one more than a multiple of 4, such as the first 5" in ask(7)["error"]["message"]
+        assert "at most 13 images" in ask(17)["error"]["message"]
 
 
 def png_of(picture: Image.Image) -> str:

@@ -110,7 +110,7 @@ def test_several_devices_have_the_memory_of_several() -> None:
 
 def test_a_plan_that_fails_refuses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert ask(DecodePlans(lambda _: 1, Plans(fails=True)), INFO, Shape(900, 900, 9)) == [False]
-    assert "cannot be planned" in caplog.text
+    assert "cannot be predicted" in caplog.text
     assert ask(DecodePlans(lambda _: 1, Plans()), VIDEOS, Shape(900, 900, 9)) == [False], "nothing is known of it"
 
 
@@ -163,5 +163,5 @@ def test_a_call_is_refused_with_field_value_and_remedy(client: httpx.Client) -> 
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "size"
-    for part in ('"96x96"', "GB are there", "smaller", "num_frames", "--vae-tiling"):
+    for part in ('"96x96"', "GB are available", "smaller", "num_frames", "--vae-tiling"):
         assert part in error["message"]

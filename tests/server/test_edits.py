@@ -183,8 +183,8 @@ def test_json_and_form_ask_for_the_same(server: Served) -> None:
         ("slo_s", "1e999", "a number of seconds above 0"),
         ("slo_s", ".5", "a number of seconds above 0"),
         ("guidance_scale", "inf", "from 0 to 30"),
-        ("exact", "TRUE", "true for a picture"),
-        ("exact", "1", "true for a picture"),
+        ("exact", "TRUE", "true for an image"),
+        ("exact", "1", "true for an image"),
         ("stream", "yes", "true for events"),
         ("size", "100x90", '"96x96"'),
         ("size", "7", "width and height in pixels"),
@@ -315,7 +315,7 @@ def test_white_on_transparent_is_ambiguous(server: Served, mask: Image.Image) ->
     """By OpenAI's rule all but the white part is drawn anew; who painted it may have meant the white part."""
     answer = edit(server, {}, ("image", plain()), ("mask", file_of(mask)))
     (warning,) = answer.json()["data"][0]["tilework"]["warnings"]
-    assert warning.startswith("mask is white on a transparent ground, which is drawn anew")
+    assert warning.startswith("mask is white on a transparent ground, and the transparent part is drawn anew")
     assert colours(server.engine.specs[-1].pictures["mask_image"][0]) == (WHITE, BLACK)
     with serving(FakeEngine(info=EDITOR), strict=True, drain_s=0) as strict:
         refused(edit(strict, {}, ("image", plain()), ("mask", file_of(mask))), "mask", "without transparency")
@@ -579,7 +579,7 @@ def test_a_call_whose_picture_is_lost_fails_and_the_others_go_on(tmp_path: Path,
         eventually(lambda: server.http.get(f"/v1/requests/{other}").json()["status"] == "done")
         found = server.http.get(f"/v1/requests/{lost}").json()
         assert found["status"] == "failed"
-        assert "picture that it was given cannot be read" in found["error"]["message"]
+        assert "one of its input images cannot be read" in found["error"]["message"]
 
 
 def test_a_picture_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_another_value_is_refused(server: Served) -> None:
     answer = server.post({"prompt": "x", "exact": "yes"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "exact"
-    assert "Give true for a picture" in answer.json()["error"]["message"]
+    assert "Give true for an image" in answer.json()["error"]["message"]
 
 
 def test_on_an_exact_server_every_request_is_exact() -> None:

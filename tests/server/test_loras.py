@@ -128,7 +128,7 @@ BAD = [
     ([{"name": name} for name in NAMES], "a list of up to 8 LoRAs"),
     ([{"name": "ink"}, {"name": "wax"}], 'has no LoRA "wax": give some of "ink", "chalk.v2", "n0"'),
     ([{"name": "Ink"}], 'has no LoRA "Ink": give some of'),
-    ([{"name": "ink"}, {"name": "n1"}, {"name": "ink", "scale": 0.5}], '"ink" is there twice: give it once'),
+    ([{"name": "ink"}, {"name": "n1"}, {"name": "ink", "scale": 0.5}], '"ink" is given twice: give it once'),
 ]
 
 

@@ -97,7 +97,7 @@ def test_an_edit_that_names_no_model_goes_to_the_first_that_takes_its_pictures_a
     assert answer.status_code == (400 if model is None else 200), answer.text
     assert [one.pipeline for one in editors.engine.requests[num_before:]] == ([] if model is None else [model])
     if model is None:
-        assert "give image as well" in answer.text if pictures else "inpaint draws from a picture" in answer.text
+        assert "give image as well" in answer.text if pictures else "inpaint draws from an image" in answer.text
 
 
 def test_an_image_with_a_picture_goes_to_a_model_that_takes_it(editors: Served) -> None:

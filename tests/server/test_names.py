@@ -45,7 +45,7 @@ def test_videos_say_the_name_too() -> None:
 @pytest.mark.slow
 def test_a_name_of_another_model_ends_the_start() -> None:
     engine = FakeEngine(others=(OTHER,))
-    with pytest.raises(ConfigError, match="served_model_name has 'other', which is another model here"):
+    with pytest.raises(ConfigError, match="served_model_name has 'other', which is another model of this server"):
         asyncio.run(serve(engine, ServerConfig(port=0, served_model_name="a,other")))
     assert engine.log[-1] == "stopped"
 

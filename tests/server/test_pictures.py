@@ -149,8 +149,8 @@ DAMAGED = [
     ("tiff", plain(kind="TIFF"), "no PNG, JPEG or WebP"),
     ("bmp", plain(kind="BMP"), "no PNG, JPEG or WebP"),
     ("animated gif", animated("GIF"), "no PNG, JPEG or WebP"),
-    ("animated webp", animated("WEBP"), "animated: give one picture"),
-    ("animated png", animated("PNG"), "animated: give one picture"),
+    ("animated webp", animated("WEBP"), "animated: give one frame"),
+    ("animated png", animated("PNG"), "animated: give one frame"),
     ("bomb", png_with_size(60_000, 60_000), "more than 500000 pixels: give a smaller one"),
     ("large", png_with_size(1000, 501), "1000x501 pixels, and at most 500000"),
     ("truncated jpeg", file_of(Image.effect_noise((200, 200), 50), "JPEG")[:-3000], "damaged"),
@@ -254,7 +254,7 @@ def test_masks(server: Served, name: str) -> None:
         ([None], "base64 or a data URL"),
         ({"file_id": "file-1"}, "base64 or a data URL"),
         ({"url": 5}, "base64 or a data URL"),
-        ("https://example.org/cat.png", "fetches nothing: send the picture itself"),
+        ("https://example.org/cat.png", "fetches nothing: send the image itself"),
         (" HTTP://example.org/cat.png", "fetches nothing"),
         ({"image_url": {"url": "http://169.254.169.254/latest"}}, "fetches nothing"),
         ("file:///etc/passwd", "no base64"),
@@ -264,7 +264,7 @@ def test_masks(server: Served, name: str) -> None:
         ("data:image/png;base64," + text_of(plain())[:-5], "no base64"),
         ("é" * 50, "no base64"),
         ("A" * 300_000, "at most 100000 bytes"),
-        ([data_url(plain())] * 3, "at most 2 pictures"),
+        ([data_url(plain())] * 3, "at most 2 images"),
     ],
     ids=lambda part: str(part)[:30].encode("ascii", "replace").decode(),
 )
@@ -314,7 +314,7 @@ def test_large_bodies_are_for_models_that_take_pictures(server: Served) -> None:
     [
         ({"image": "x"}, "image", "tiny-shapes draws from text alone"),
         ({"mask": "x"}, "mask", "POST /v1/images/generations"),
-        ({"control_image": ["x"]}, "control_image", "leave pictures out"),
+        ({"control_image": ["x"]}, "control_image", "leave images out"),
         ({"strength": 0.5}, "strength", "no such field"),
     ],
 )
@@ -330,9 +330,9 @@ def test_what_a_model_lacks_is_refused_by_name() -> None:
         picture = data_url(plain())
         refused(sent(server, image=picture, mask=picture), "mask", "takes image")
         refused(sent(server, image=picture, image_reference=picture), "image_reference", "takes image")
-        error = refused(sent(server), "image", "draws from a picture", "data:image/png;base64", "/v1/images/edits")
+        error = refused(sent(server), "image", "draws from an image", "data:image/png;base64", "/v1/images/edits")
         assert error["code"] == "missing_value"
-        refused(sent(server, image=[picture, picture]), "image", "2 pictures", "Give one picture")
+        refused(sent(server, image=[picture, picture]), "image", "2 images", "Give one image")
         assert sent(server, image=picture).status_code == 200
 
 
@@ -432,7 +432,7 @@ def test_strength_is_the_part_of_the_steps_that_is_made(
 def test_strength_that_leaves_no_step_says_which_do(server: Served) -> None:
     for steps, strength, least in ((10, 0.09, "0.1"), (49, 0.02, "0.0205"), (3, 0, "0.3334")):
         answer = sent(server, image=data_url(plain()), num_inference_steps=steps, strength=strength)
-        refused(answer, "strength", f"No step of {steps} is left", f"at least {least} and at most 1")
+        refused(answer, "strength", f"It leaves none of {steps} steps", f"at least {least} and at most 1")
         assert (
             sent(server, image=data_url(plain()), num_inference_steps=steps, strength=float(least)).status_code == 200
         )
@@ -469,8 +469,8 @@ def test_chats_give_pictures_in_messages(server: Served) -> None:
 @pytest.mark.parametrize(
     ("body", "field", "remedy"),
     [
-        (chat(TEXT, PART, PART, PART), "image", "at most 2 pictures"),
-        (chat(TEXT, PART, image=data_url(plain())), "image", "A message has a picture as well"),
+        (chat(TEXT, PART, PART, PART), "image", "at most 2 images"),
+        (chat(TEXT, PART, image=data_url(plain())), "image", "A message has an image as well"),
         (chat(TEXT, {"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}), "image", "fetches nothing"),
         (chat(TEXT, {"type": "image_url", "image_url": {}}), "image", "data URL"),
         (chat(TEXT, {"type": "image_url"}), "messages", "data:image/png;base64"),

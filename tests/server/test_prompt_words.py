@@ -19,7 +19,7 @@ from training.shapes_motion import drawing as shapes_motion
 WORDS: PromptWords = (("colour", ("red", "blue")), ("shape", ("circle",)), ("background", ("black", "white")))
 DRAWS = replace(INFO, words=WORDS)
 TRAINED = {"shapes": shapes, "shapes-motion": shapes_motion}
-NONE = "tiny-shapes draws no word of this prompt. What it draws is colour: red, blue; shape: circle; "
+NONE = "tiny-shapes draws no word of this prompt. It draws colour: red, blue; shape: circle; "
 OTHER = "tiny-shapes does not draw the background of this prompt. It draws black, white."
 
 

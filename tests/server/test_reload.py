@@ -131,7 +131,7 @@ def test_a_request_keeps_the_tenants_with_which_it_came(file: Path) -> None:
         (STUDIO.replace("= 2", "= 0"), ("tenants.studio.max_open = 0", "give a whole number from 1")),
         (STUDIO.replace('["first"]', "[]"), ("tenants.studio has no keys", "give it a list of keys")),
         (STUDIO.replace('["nightly",', '["nightl",'), ("tenants.studio.classes", "choose among")),
-        ("", ("no key is left, so that all could call", "give one in api_key or in")),
+        ("", ("no key is left, so any client could call", "give one in api_key or in")),
         (None, ("cannot be read: No such file", "Give a TOML file")),
     ],
 )

@@ -45,7 +45,7 @@ def test_each_key_has_its_own_calls_of_a_minute(tmp_path: Path) -> None:
             refused = post(server, "a", route)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
             assert refused.headers["retry-after"] == "20"
-        assert "3 calls for pictures a minute" in refused.json()["error"]["message"]
+        assert "3 calls for images a minute" in refused.json()["error"]["message"]
         assert post(server, "b").status_code == 200
         assert all(post(server, "c").status_code == 200 for _ in range(9)), "no limit"
         headers = {"Authorization": "Bearer a"}

@@ -186,7 +186,7 @@ def test_what_the_model_refuses_is_the_clients_mistake(server: Served, why: Refu
     server.engine.plan = Plan(refuse="the call does not take it: too red.", refusal=why)
     answer = server.post({"prompt": "x", "n": 2})
     assert refusal(answer) == (400, code)
-    assert answer.json()["error"]["message"].endswith("is not made: the call does not take it: too red.")
+    assert answer.json()["error"]["message"].endswith("was not made: the call does not take it: too red.")
     assert answer.headers["x-should-retry"] == "false"
 
 
@@ -211,7 +211,7 @@ def test_calls_are_listed_newest_first(server: Served) -> None:
     for limit in ("0", "101", "x", "1.5"):
         answer = server.http.get("/v1/requests", params={"limit": limit})
         assert refusal(answer) == (400, "invalid_value")
-        remedy = "Give an integer from 1 to 100, how many at most (default 20)."
+        remedy = "Give an integer from 1 to 100, the most to list (default 20)."
         assert answer.json()["error"]["message"] == f'limit = "{limit}" is not accepted. {remedy}'
         assert answer.json()["error"]["param"] == "limit"
 

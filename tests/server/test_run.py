@@ -92,7 +92,7 @@ def test_drain_refuses_new_calls_and_answers_everything_else() -> None:
         unready = httpx.get(f"{server.url}/ready")
         assert (unready.status_code, unready.json()["error"]["status"]) == (503, "stopping")
         assert unready.json()["error"]["open_requests"] == 1
-        assert "1 call open, 0 pictures not fetched" in unready.json()["error"]["message"]
+        assert "1 call open, 0 images not fetched" in unready.json()["error"]["message"]
         joined = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"}, headers={**key, **later})
         assert (joined.status_code, joined.json()["uid"]) == (202, uid), "it is no new call"
         assert httpx.get(url).json()["status"] == "queued"
@@ -112,7 +112,7 @@ def test_a_stop_says_what_it_waits_for_and_an_idle_one_says_nothing() -> None:
         server.stop()
         eventually(lambda: bool(shown))
         httpx.delete(f"{server.url}/v1/requests/{uid}")
-    assert shown == ["draining: 1 call open, 0 pictures not fetched, at most 600 s; Ctrl-C again stops at once"]
+    assert shown == ["draining: 1 call open, 0 images not fetched, at most 600 s; Ctrl-C again stops at once"]
     with serving(FakeEngine(), on_progress=shown.append) as server:
         server.stop()
     assert len(shown) == 1

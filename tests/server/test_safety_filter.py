@@ -90,7 +90,7 @@ def test_what_the_filter_could_not_look_at_is_not_given_out(server: Served) -> N
 def test_there_are_no_previews(server: Served, fields: dict[str, Any]) -> None:
     error = server.post({"prompt": "x", "num_inference_steps": 4, **fields}).json()["error"]
     assert error["param"] in fields
-    assert "checked here before they are shown" in error["message"]
+    assert "only once they are done and checked" in error["message"]
 
 
 @pytest.mark.slow

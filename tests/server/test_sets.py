@@ -163,5 +163,5 @@ def test_registries_that_cannot_be_used(settings: dict[str, Any], why: str) -> N
 
 def test_agents_must_be_told_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Places, "host", "0.0.0.0")
-    with pytest.raises(ConfigError, match=r"agents = '0\.0\.0\.0' is no address that agents could be told"):
+    with pytest.raises(ConfigError, match=r"agents = '0\.0\.0\.0' is no address that agents can reach"):
         new_sets(FakeEngine(), ServerConfig(registry="etcd://x"), UseWindow(NS_PER_S), Places())

@@ -189,7 +189,7 @@ def test_a_stop_waits_for_what_would_be_lost_and_a_durable_one_does_not(
         assert server.http.get(f"/v1/requests/{uid}/content").status_code == 200
         server.stop()
         eventually(lambda: shown)
-        assert "0 pictures not fetched, 1 result not in their store, at most 600 s" in shown[0]
+        assert "0 images not fetched, 1 result not in their store, at most 600 s" in shown[0]
         server.skip(300)
         assert "stopped" not in server.engine.log
         shared.problem = ""

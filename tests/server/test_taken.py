@@ -16,7 +16,7 @@ from tilework.server.calls.parsing.form import form_fields
 from tilework.server.schema.foreign_fields import SILENT, WITHOUT_CHOICE, WITHOUT_EFFECT
 
 TRUE_SCALE = Argument(name="true_cfg_scale", kind=ArgumentKind.NUMBER, low=1.0, high=30.0, default=4.0)
-NO_CHOICE = "has no effect: there is no choice of it here."
+NO_CHOICE = "has no effect: this server has no choice of it."
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_guidance_that_a_model_cannot_have_is_refused(info: ModelInfo, fields: d
     "name", ["dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "chatgpt-image-latest", "sora-2"]
 )
 def test_a_model_stands_in_for_those_of_openai(server: Served, strict: Served, name: str) -> None:
-    assert warnings_of(server, {"model": name}) == [f'model "{name}" is not served here: tiny-shapes stands in for it.']
+    assert warnings_of(server, {"model": name}) == [f'model "{name}" is not served here: tiny-shapes is used instead.']
     assert refused_with(strict, {"model": name}) == (404, "model")
 
 

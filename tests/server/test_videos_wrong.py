@@ -30,7 +30,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": 7}, "prompt", "Give a text"),
     ({"prompt": None}, "prompt", "prompt is missing"),
     ({"model": "wan"}, "model", "tiny-videos"),
-    ({"model": "tiny-shapes"}, "model", "It makes pictures: use POST /v1/images/generations"),
+    ({"model": "tiny-shapes"}, "model", "It makes images: use POST /v1/images/generations"),
     ({"model": "tiny-clips"}, "model", "name a model that makes clips"),
     ({"seconds": "12"}, "seconds", "at most 13 frames, 3.25 seconds at 4 frames a second"),
     ({"seconds": 1e308}, "seconds", "at most 13 frames"),
@@ -77,7 +77,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input_reference": "https://example.org/a.png"}, "input_reference", "fetches nothing"),
     ({"input_reference": {"file_id": "file-1"}}, "input_reference", "base64 or a data URL"),
     ({"input_reference": "abc!"}, "input_reference", "no base64"),
-    ({"input_reference": ["a", "b"]}, "input_reference", "one picture"),
+    ({"input_reference": ["a", "b"]}, "input_reference", "one image"),
     ({"input_reference": base64.b64encode(b"GIF89a").decode()}, "input_reference", "PNG"),
     ({"input_reference": "AAAA", "image": "AAAA"}, "image", "leave one out"),
     ({"mask": "AAAA"}, "mask", "takes image"),
@@ -105,7 +105,7 @@ def test_bad_lists(server: Served, query: str, param: str) -> None:
 
 
 def test_bad_content(server: Served, url: str) -> None:
-    for variant, remedy in (("poster", "thumbnail"), ("preview", "asked for without previews")):
+    for variant, remedy in (("poster", "thumbnail"), ("preview", "asked for no previews")):
         answer = server.http.get(f"{url}?variant={variant}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "variant")
         assert remedy in answer.json()["error"]["message"]

@@ -100,7 +100,7 @@ def test_a_workload_may_name_a_cache(tmp_path: Path) -> None:
         ('"cache": "page"', "use one of off, patch, image, if_late"),
         ('"cache": "patch", "cache_threshold": 2', "give a number from 0 to 1"),
         ('"cache_threshold": 0.1', "it has no effect without a cache; give cache, too"),
-        ('"cache": "patch", "exact": true', "the request is to be exact, which it is not with a cache"),
+        ('"cache": "patch", "exact": true', "a request with a cache is not exact"),
     ],
 )
 def test_a_wrong_cache_is_named(tmp_path: Path, fields: str, complaint: str) -> None:

@@ -259,8 +259,8 @@ def test_the_bound_holds_and_nothing_that_waits_is_evicted() -> None:
             loop.advance(6.4)
             assert it.store.refusal(1) is None
             assert it.store.refusal(2) == (
-                f"their store has taken none for 7 seconds ({AWAY}), and 6 of 10 bytes on this server's disk are full"
-                " of those that wait for it"
+                f"their store has taken none for 7 seconds ({AWAY}), and 6 of 10 bytes for waiting results on this "
+                "server's disk are in use"
             ), "each is expected to be as large as those that wait"
             refused = await it.put("ccccc")
             assert isinstance(refused, Unwritten)

@@ -262,7 +262,7 @@ def test_a_picture_that_is_no_number_is_an_error_of_its_job_alone(
     assert isinstance(both, Failed)
     assert both.by_model
     assert both.refuses is None
-    assert "NotFinite: the decoded picture has values that are NaN or infinite" in both.reason
+    assert "NotFinite: the decoded image has values that are NaN or infinite" in both.reason
     for job_id, spec in specs.items():
         bench.run(import_state(job_id, spec, 3, None, end.blobs[job_id]))
     assert ended(bench.run(decode(3, 1, 3))).images.keys() == {1}

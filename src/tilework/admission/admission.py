@@ -40,7 +40,7 @@ from tilework.policy.toolkit.starts import needs
 
 PROMISE_PRICE = 1.0
 """Default number of kept deadlines of other jobs that a promise may cost."""
-_SILENT = "all nodes that could serve this request have said nothing for a second; ask without a promise, or again"
+_SILENT = "all nodes that could serve this request have been silent for a second; ask again, or without a promise"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +96,8 @@ class Admission:
             return no_memory
         if (too_late := _too_late(request, left, policy, costs, now_ns)) is not None:
             return too_late
-        parts, num_jobs = self._eta.free_before(request, policy, costs.pools, backlog), backlog.num_jobs()
+        parts = self._eta.free_before(request, policy, costs.pools, backlog)
+        num_jobs = backlog.num_jobs()
         end_ns = end_after(parts, demand)
         if backlog.needs_loads:
             end_ns += expected_ns(left, devices, costs)
@@ -126,7 +127,8 @@ class Admission:
 
     def _without_memory(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
         """Return `_too_large`; that a class of requests fits is remembered until costs or devices change."""
-        key, state = cost_key(request), (costs.version_of(request), backlog.widest(request.pipeline))
+        key = cost_key(request)
+        state = (costs.version_of(request), backlog.widest(request.pipeline))
         if self._fitting.get(key) == state:
             return None
         refused = _too_large(request, policy, costs, backlog)

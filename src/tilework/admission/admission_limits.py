@@ -54,7 +54,8 @@ class AdmissionLimits:
         """Return the refusal of a request whose tenant holds its share of promises; it may come again without one."""
         if not request.is_promise or request.promise_share == 1:
             return None
-        own, num_devices = backlog.promised_to(request.tenant), len(backlog.devices)
+        own = backlog.promised_to(request.tenant)
+        num_devices = len(backlog.devices)
         own_ns = own.device_ns // max(1, num_devices)
         most, most_ns = ceil(request.promise_share * self.max_jobs), int(request.promise_share * self.max_backlog_ns)
         if own.num_jobs >= most:
@@ -70,7 +71,8 @@ class AdmissionLimits:
 
     def _is_half_empty(self, room: float, backlog: Backlog) -> bool:
         """Return whether the queue is so empty that no bound refuses anything, as nearly always."""
-        held, num_devices = backlog.held(), len(backlog.devices)
+        held = backlog.held()
+        num_devices = len(backlog.devices)
         if held.num_jobs >= _SHARES_FROM * ceil(room * self.max_jobs):
             return False
         if not num_devices:
@@ -88,7 +90,9 @@ class AdmissionLimits:
         return refused if refused is not None and refused.code is RefusalCode.QUEUE else None
 
     def _bounds(self, request: Request, backlog: Backlog, room: float) -> Iterator[_Bound]:
-        held, own, num_devices = backlog.held(), backlog.held(request.tenant), len(backlog.devices)
+        held = backlog.held()
+        own = backlog.held(request.tenant)
+        num_devices = len(backlog.devices)
         share = request.tenant_weight / (request.tenant_weight + backlog.rivals_weight(request.tenant))
         wait_ns = (held.device_ns + backlog.taken_ns()) // num_devices if num_devices else None
         yield _Bound(

@@ -62,7 +62,8 @@ class EffectTree:
 
     def bounds_from(self, key: Key, margin: Margin) -> Marks:
         """Return the marks by which devices must be free for all reservations from this place on."""
-        node, scale = self._root, scale_of(margin)
+        node = self._root
+        scale = scale_of(margin)
         marks: Marks = {}
         later: list[_Leaf | _Node] = []
         while isinstance(node, _Node):

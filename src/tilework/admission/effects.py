@@ -44,7 +44,8 @@ class Delays:
 
     def then(self, after: Delays) -> Delays:
         """Return the delays of this sequence and another one after it."""
-        rows, ready_ns = dict(self.rows), dict(self.ready_ns)
+        rows = dict(self.rows)
+        ready_ns = dict(self.ready_ns)
         known: dict[int, Row] = {}
         for device_id, row in after.rows.items():
             made = known.get(id(row))
@@ -149,7 +150,8 @@ def run_alone(block: Block, free_ns: DeviceTimes) -> None:
 
 def step_back(block: Block, marks: Marks, scale: int) -> int:
     """Lower the marks of a block's devices to those before it; returns the mark by which the block must have ended."""
-    end, run_ns = 1000 * block.due_ns, block.demand.run_ns
+    end = 1000 * block.due_ns
+    run_ns = block.demand.run_ns
     if not run_ns or not block.devices:
         return end
     if len(block.devices) == 1 and block.slot is None:

@@ -12,7 +12,8 @@ from tilework.core.interfaces import EtaPrediction
 from tilework.core.request import Request, Shape
 from tilework.policy.toolkit.known_demands import ByClass
 
-_MOST_SIZES, _MOST_SPREADS = 1024, 4096
+_MOST_SIZES = 1024
+_MOST_SPREADS = 4096
 _REMEMBERED, _FEW = 15, 3  # Of a size.
 _REMEMBERED_TOLD = 50
 _QUANTILE = 0.9
@@ -55,7 +56,8 @@ class EtaCorrection:
 
         A policy that foresees ends keeps deadlines. So its error moves an end towards the deadline, but not across it.
         """
-        end_ns, due_ns = max(now_ns, end_ns), request.deadline_ns
+        end_ns = max(now_ns, end_ns)
+        due_ns = request.deadline_ns
         raw = EtaPrediction(now_ns, end_ns, end_ns, end_ns, num_jobs, is_foreseen)
         eta_ns = now_ns + int(self._ratio(request, raw) * (end_ns - now_ns))
         if is_foreseen and due_ns is not None:
@@ -98,7 +100,8 @@ class EtaCorrection:
         told_ns = prediction.eta_ns - prediction.at_ns
         if predicted_ns <= 0 or told_ns <= 0:
             return
-        size, load = _size(request, prediction), _load(prediction.num_jobs or num_came)
+        size = _size(request, prediction)
+        load = _load(prediction.num_jobs or num_came)
         seen = self._seen.get(size, {})
         for deadline in (_deadline(request, prediction), "any"):
             seen.setdefault((load, deadline), deque(maxlen=_REMEMBERED)).append(actual_ns / predicted_ns)

@@ -49,7 +49,8 @@ class FeasibilityProof:
                 return False
             for work in device.works:
                 for job_id in work.job_ids:
-                    job, end_ns = view.job(job_id), self.ends_ns.get(job_id)
+                    job = view.job(job_id)
+                    end_ns = self.ends_ns.get(job_id)
                     if job is None or job.promised is None:
                         continue
                     ready_ns = device.end_ns(work)
@@ -92,7 +93,8 @@ class FeasibilityProof:
     @staticmethod
     def of_near(search: ProofSearch, candidate: Candidate, book: ReservationBook) -> FeasibilityProof:
         """Return the proof by a candidate of a search over the near jobs, or over all."""
-        count, every = len(search.jobs), search.what_if.view.promised()
+        count = len(search.jobs)
+        every = search.what_if.view.promised()
         far_from = due(every[count]) if count < len(every) else None
         spared_ns, ends_ns = search.backwards(candidate)
         return FeasibilityProof(
@@ -159,7 +161,8 @@ def near_search(book: ReservationBook, what_if: WhatIf, degrees: Degrees) -> Pro
     margin = what_if.view.margins.guard
     far_spared_ns = book.spared_ns(far_from, margin, what_if.now_ns)
     for due_ns, job_id, block in what_if.view.begun_reservations():
-        key, now_ns = (due_ns, job_id), what_if.now_ns
+        key = (due_ns, job_id)
+        now_ns = what_if.now_ns
         if key >= far_from and not _is_in_time(book, key, block, block.ready_ns, far_spared_ns, margin, now_ns):
             return None
     return ProofSearch.of_first(_NUM_NEAR, what_if, degrees, far_spared_ns, {})

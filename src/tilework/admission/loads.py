@@ -39,7 +39,8 @@ def load_bound_ns(stage: Stage, costs: CostModel) -> int:
     """
     if stage.kind is DeviceKind.CPU:
         return 0
-    size, source = num_bytes(costs.components(stage)), costs.quickest_source(_FROM_HOST)
+    size = num_bytes(costs.components(stage))
+    source = costs.quickest_source(_FROM_HOST)
     return costs.load_ns(size) + (0 if source is LoadSource.DISK else costs.load_ns(size, source))
 
 

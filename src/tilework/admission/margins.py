@@ -67,7 +67,8 @@ class MarginEstimator:
             self._choose()
 
     def _begin_memory(self) -> None:
-        self._num_works, self._is_new = 0, False
+        self._num_works = 0
+        self._is_new = False
         self._before_ns, self._highest_ns = self._highest_ns, (0,) * len(_PERMILLES)
         self._choose()
 

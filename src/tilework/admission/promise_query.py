@@ -114,10 +114,11 @@ class PromiseQuery:
         assert deadline_ns is not None
         idle_ns = self.reservations.margin.due_ns(self.now_ns + min(map(_run_ns, self.blocks)), self.now_ns)
         if idle_ns > deadline_ns:
-            needed = f"a promise needs {s_from_ns(idle_ns - self.now_ns):.2f} s for it even where nothing else runs"
+            needed = f"even if nothing else runs, a promise needs {s_from_ns(idle_ns - self.now_ns):.2f} s"
             reason = f"{needed}, and there are {others_text(self.backlog.num_jobs())}"
             return Reject(self.request.uid, reason, self._earliest_ns(idle_ns), RefusalCode.DEADLINE)
-        against, promise = self._against(deadline_ns), None
+        against = self._against(deadline_ns)
+        promise = None
         if against is None:
             promise = self._beside_others(deadline_ns) or self._anew(deadline_ns)
         if promise is None:
@@ -176,7 +177,7 @@ class PromiseQuery:
         num_missed = self.policy.num_missed(newcomer, self.backlog, self.costs, self.now_ns)
         if num_missed <= self.price:
             return None
-        why = f"{others_text(num_missed)} would be late for it"
+        why = f"{others_text(num_missed)} would be late because of it"
         return _Against(why, due_ns + (due_ns - self.now_ns) // 2)
 
     def _newcomer(self, due_ns: int) -> Newcomer:

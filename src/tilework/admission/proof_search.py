@@ -57,7 +57,8 @@ class ProofSearch:
         num_jobs: int, what_if: WhatIf, degrees: Degrees, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
     ) -> ProofSearch:
         """Return the search over the first `num_jobs` reservations; `granted_ns` as in `FeasibilityProof`."""
-        jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved(num_jobs))
+        jobs = what_if.view.promised()[:num_jobs]
+        blocks = list(what_if.view.reserved(num_jobs))
         for job_id, block in what_if.changed.items():
             job = what_if.view.job(job_id)
             assert job is not None
@@ -82,8 +83,10 @@ class ProofSearch:
     def with_newcomer(self, newcomer: JobView, margin: Margin) -> ProofSearch:
         """Return the same search with one more job, by this margin."""
         assert newcomer.promised is not None
-        rank, now_ns = bisect_left(self.jobs, due(newcomer), key=due), self.what_if.now_ns
-        jobs, blocks = [*self.jobs], [*self.blocks]
+        rank = bisect_left(self.jobs, due(newcomer), key=due)
+        now_ns = self.what_if.now_ns
+        jobs = [*self.jobs]
+        blocks = [*self.blocks]
         jobs.insert(rank, newcomer)
         blocks.insert(rank, newcomer.promised)
         dues_ns = margin.latest_all_ns([block.due_ns for block in blocks], now_ns)
@@ -138,7 +141,8 @@ class ProofSearch:
 
     def _widths(self, job: JobView, former: Block) -> list[Block]:
         """Return the reservation of a job in each width that its policy may give it, without a group, in that order."""
-        costs, cursor = self.what_if.costs, self.what_if.cursor(job)
+        costs = self.what_if.costs
+        cursor = self.what_if.cursor(job)
         widest = max(map(len, nodes_within(self.what_if.places.nodes, former.within)), default=0)
         degrees = self.degrees(job.request, costs) if cursor.stage is not None else ()
         bare, memories = replace(former, devices=(), slot=None), () if self.what_if.view.needs_loads else None

@@ -50,7 +50,9 @@ class ReservationBook:
     def follow(self, view: Reserves) -> None:
         """Take over the margins, and the changes of the reservations and of the devices that are up."""
         as_of = self._as_of
-        devices, slots, needs_loads = view.devices, view.slots, view.needs_loads
+        devices = view.devices
+        slots = view.slots
+        needs_loads = view.needs_loads
         if as_of is None or as_of[0] is not devices or as_of[1] is not slots or as_of[2] != needs_loads:
             self._begin(devices, slots, needs_loads)
         changes = view.reservation_changes(self._number)
@@ -58,7 +60,8 @@ class ReservationBook:
             self._begin(devices, slots, needs_loads)
         self._number = changes.number
         if self.margins != view.margins:
-            self.margins, self._around = view.margins, None
+            self.margins = view.margins
+            self._around = None
         for due_ns, job_id, block in changes.changes:
             key = due_ns, job_id
             self._begun.pop(key, None)
@@ -69,15 +72,21 @@ class ReservationBook:
 
     def _begin(self, devices: Sequence[DeviceView], slots: Sequence[DeviceView], needs_loads: bool) -> None:
         """Begin anew, without reservations, on these devices."""
-        self._as_of, self._number, self._moment = (devices, slots, needs_loads), -1, None
+        self._as_of = (devices, slots, needs_loads)
+        self._number = -1
+        self._moment = None
         self.places = of_pools, of_slots = Places(nodes(devices), [one.device_id for one in slots])
         self._device_ids = (*(one for node in of_pools for one in node), *of_slots)
         self._trees = [EffectTree() for _ in (of_pools if not slots else [()])]
         last = len(self._trees) - 1
         self._tree_of = {one: self._trees[min(at, last)] for at, node in enumerate(of_pools) for one in node}
         self._tree_of |= dict.fromkeys(of_slots, self._trees[0]) if slots else {}
-        self.keys, self.blocks, self._begun, self._around = [], {}, {}, None
-        self.unplaced, self._to_place = set(), set()
+        self.keys = []
+        self.blocks = {}
+        self._begun = {}
+        self._around = None
+        self.unplaced = set()
+        self._to_place = set()
 
     def follow_devices(self, backlog: Backlog) -> None:
         """Follow the view, and also the times when devices are free and jobs ready, as admission needs them."""
@@ -87,7 +96,8 @@ class ReservationBook:
             return
         free_ns = {one.device_id: one.free_ns for one in (*backlog.devices, *backlog.slots)}
         if free_ns != self.free_ns:
-            self.free_ns, self._around = free_ns, None
+            self.free_ns = free_ns
+            self._around = None
         begun = {(due_ns, job_id): block for due_ns, job_id, block in backlog.begun_reservations()}
         needs_loads = backlog.needs_loads
         for key in self._begun.keys() - begun.keys():
@@ -165,7 +175,8 @@ class ReservationBook:
         Later ones count by the margin of admission. The caller must not change the result. The answer for the latest
         place is kept, so the requests of one call, each placed after the one before, compute it once.
         """
-        known, margin = self._around, self.margins.admission
+        known = self._around
+        margin = self.margins.admission
         if known is None or known[:2] != (key, now_ns):
             known = self._around = key, now_ns, self.before(key), self.spared_ns(key, margin, now_ns)
         return known[2:]

@@ -154,11 +154,13 @@ class ReservationGuard:
 
     def _sift(self, parts: Sequence[tuple[Start, ...]], what_if: WhatIf) -> Review:
         """Take the parts that leave a proof, one by one, until `_MOST_OFFENDERS` of them leave none."""
-        kept, num_offenders = Review(), 0
+        kept = Review()
+        num_offenders = 0
         for part in parts:
             after = what_if.plus(part)
             if (blocks := self._accepted(after)) is not None:
-                kept, what_if = Review(kept.starts + part, blocks), after
+                kept = Review(kept.starts + part, blocks)
+                what_if = after
             elif (num_offenders := num_offenders + 1) == _MOST_OFFENDERS:
                 break
         return kept
@@ -248,7 +250,8 @@ class ReservationGuard:
     def _next_start(self, job: JobView, cursor: Cursor, group: Group, costs: CostModel) -> Start:
         """Return a start of the next stage of a job, or of a chunk of its steps, on its group."""
         assert cursor.stage is not None
-        degree, num_steps = 1, 1
+        degree = 1
+        num_steps = 1
         if cursor.stage.has_steps:
             degree = usable_degree(job.request, len(group), costs)
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)

@@ -84,7 +84,10 @@ class _Search:
 
     def on(self, node: Sequence[int], slots: Sequence[int], ready_ns: int) -> tuple[int, Chosen] | None:
         """Return the start on a node, and the devices: those that become free last before they are needed."""
-        free_ns, demand, width, start_ns = self.free_ns, self.demand, self.width, ready_ns
+        free_ns = self.free_ns
+        demand = self.demand
+        width = self.width
+        start_ns = ready_ns
         slot_from, slot_until = demand.slot or (0, 0)
         others = sorted(node, key=free_ns.__getitem__)
         slots = sorted(slots, key=free_ns.__getitem__)
@@ -156,7 +159,8 @@ def run_in_order(
     time needs no devices. A block that no device which is up may run gets none. With `anew`, a block relies on
     components of its devices only if it is the first there.
     """
-    placed_blocks, ends_ns = [], []
+    placed_blocks = []
+    ends_ns = []
     taken: set[int] = set()
     for one in blocks:
         block = one
@@ -195,7 +199,8 @@ def run_in_choices(
     If no choice does, the one that ends first is taken. A block that no device which is up may run keeps its first
     choice.
     """
-    found, ends_ns = [], []
+    found = []
+    ends_ns = []
     for blocks, due_ns in zip(choices, dues_ns, strict=True):
         best, best_ns = blocks[0], NEVER_NS
         for one in blocks if best.demand.run_ns else ():
@@ -227,7 +232,8 @@ def latest_ends(spared_ns: DeviceTimes, blocks: Sequence[Block], dues_ns: Sequen
     """
     ends_ns = []
     for block, due_ns in zip(reversed(blocks), reversed(dues_ns), strict=True):
-        end_ns, run_ns = due_ns, block.demand.run_ns
+        end_ns = due_ns
+        run_ns = block.demand.run_ns
         if run_ns and not block.demand.is_flat:
             end_ns = min([due_ns, *(spared_ns[one] + run_ns - until_ns for one, _, until_ns in block.windows())])
             start_ns = end_ns - run_ns

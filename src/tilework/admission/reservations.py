@@ -135,7 +135,8 @@ class Reservations:
             if due_ns is None:
                 first = middle
             else:
-                last, found_ns = middle, due_ns
+                last = middle
+                found_ns = due_ns
         return found_ns
 
     def _due_ns(self, index: int, demand: Demand, at_least_ns: int, within: Within) -> int | None:

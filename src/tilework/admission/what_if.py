@@ -74,7 +74,8 @@ class WhatIf:
 
     def plus_preload(self, preload: Preload) -> WhatIf:
         """Return the state after a load ahead of need, from the slowest source."""
-        after, device_id = self._copy(), preload.device_id
+        after = self._copy()
+        device_id = preload.device_id
         after.free_ns[device_id] += after._load(device_id, preload.stage, preload.drop_order.device)
         after._lose_components({device_id}, ())
         return after
@@ -84,7 +85,8 @@ class WhatIf:
 
         Stopping and going on elsewhere takes time that no cost table has: as much as the fixed part of the margin.
         """
-        after, ready_ns = self._copy(), boundary.end_ns + self.view.margins.guard.fixed_ns
+        after = self._copy()
+        ready_ns = boundary.end_ns + self.view.margins.guard.fixed_ns
         after.free_ns.update(boundary.free_ns)
         for job_id, position in boundary.positions.items():
             job = self.view.job(job_id)
@@ -140,7 +142,8 @@ class WhatIf:
         assert job is not None
         assert job.promised is not None
         before = self.changed.get(job_id, job.promised)
-        reserved, width = before.devices, before.demand.width
+        reserved = before.devices
+        width = before.demand.width
         if len(group) >= len(reserved) and not set(reserved) <= set(group) and is_before(job, self.far_from):
             reserved = group[: len(reserved)]
         self._reserve(job, replace(before, ready_ns=self.ready_ns[job_id], devices=reserved), width)

@@ -108,7 +108,8 @@ class _PartComm(ExchangeComm):
 
     def __init__(self, whole: ExchangeComm, ranks: Sequence[int]) -> None:
         super().__init__(ranks.index(whole.rank), len(ranks))
-        self._whole, self._ranks = whole, tuple(ranks)
+        self._whole = whole
+        self._ranks = tuple(ranks)
 
     @property
     def has_aborted_calls(self) -> bool:

@@ -42,7 +42,10 @@ class Forming:
         timeout_s: float,
         tell: Callable[[NodeFormed], None],
     ) -> None:
-        self._ref, self._device_id, self._meeting, self._collectives = node, device_id, meeting, collectives
+        self._ref = node
+        self._device_id = device_id
+        self._meeting = meeting
+        self._collectives = collectives
         self._tell = tell
         self._changed = Condition()
         self._node: Node | None = None  # Its link has connected.
@@ -120,7 +123,8 @@ class Forming:
 
     def _await_all(self) -> None:
         self._meeting.come(self._device_id)
-        pause_s, missing = _LEAST_PAUSE_S, list(self._ref.devices)
+        pause_s = _LEAST_PAUSE_S
+        missing = list(self._ref.devices)
         while missing := [one for one in missing if not self._meeting.has_come(one)]:
             self._doing = f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not come"
             with self._changed:
@@ -131,7 +135,8 @@ class Forming:
 
     def _connect(self) -> None:
         self._doing = "the workers could not connect"
-        devices, kind = self._ref.devices, COLLECTIVES[self._collectives]
+        devices = self._ref.devices
+        kind = COLLECTIVES[self._collectives]
         rank, size = devices.index(self._device_id), len(devices)
         store = FileStore(self._meeting.store)
         store.set_timeout(timedelta(seconds=self._timeout_s))

@@ -40,8 +40,11 @@ class Groups:
         tell: Callable[[NodeFormed], None] = lambda _report: None,
     ) -> None:
         assert collectives in COLLECTIVES
-        self._device_id, self._address, self._collectives = device_id, address, collectives
-        self._timeout_s, self._tell = timeout_s, tell
+        self._device_id = device_id
+        self._address = address
+        self._collectives = collectives
+        self._timeout_s = timeout_s
+        self._tell = tell
         self._nodes: dict[int, Forming] = {}
         self._comms: dict[int, ExchangeComm] = {}
         self._broken: set[int] = set()

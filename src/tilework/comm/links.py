@@ -38,7 +38,8 @@ class NcclLink:
     def __init__(self, store: Store, rank: int, size: int, device_id: int, split: Mapping[str, Any] = _WHOLE) -> None:
         from torch.distributed import ProcessGroupNCCL
 
-        self._store, self._rank = store, rank
+        self._store = store
+        self._rank = rank
         self._device = torch.device("cuda", device_id)
         # Each thread has its own current device: on the default one this process would waste memory.
         torch.cuda.set_device(device_id)
@@ -91,7 +92,9 @@ class GlooLink:
     def __init__(self, store: Store, rank: int, size: int, device_id: int) -> None:
         from torch.distributed import ProcessGroupGloo
 
-        self._store, self._rank, self._device_id = store, rank, device_id
+        self._store = store
+        self._rank = rank
+        self._device_id = device_id
         self._backend: Any = ProcessGroupGloo(store, rank, size, _CONNECT)
         self._backend._set_default_timeout(PATIENCE)
         self._aborted: Future[None] = Future()
@@ -104,7 +107,8 @@ class GlooLink:
         self._call(begin, [tensor for _, tensor in receives])
 
     def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
-        size, call = source.element_size(), self._backend.alltoall_base
+        size = source.element_size()
+        call = self._backend.alltoall_base
         splits = [[size * length for length in lengths] for lengths in (output_splits, source_splits)]
         self._call(lambda: [call(_bytes(output), _bytes(source), *splits)], [output])
 

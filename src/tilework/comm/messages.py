@@ -122,7 +122,8 @@ class MessageReader:
             self._start = self._end = 0
         elif self._start:
             self._chunk[:num_bytes] = self._chunk[self._start : self._end]
-            self._start, self._end = 0, num_bytes
+            self._start = 0
+            self._end = num_bytes
 
 
 def _read_message() -> Generator[int, memoryview, Any]:

@@ -61,8 +61,10 @@ class Node:
     """
 
     def __init__(self, link: Link, rank: int = 0) -> None:
-        self._link, self._rank = link, rank
-        self._links, self._lock = [link], Lock()
+        self._link = link
+        self._rank = rank
+        self._links = [link]
+        self._lock = Lock()
         self._parts: dict[tuple[int, ...], Link] = {}
         self.is_broken = False
 
@@ -141,7 +143,8 @@ class NodePart(ExchangeComm):
 
     def __init__(self, node: Node, rank: int, node_ranks: Sequence[int]) -> None:
         super().__init__(rank, len(node_ranks))
-        self.node, self._node_ranks = node, tuple(node_ranks)
+        self.node = node
+        self._node_ranks = tuple(node_ranks)
         self._link = node.part(self._node_ranks)
 
     @property

@@ -25,9 +25,12 @@ class Sender(Generic[_T]):
         failed: Callable[[Exception], object],
         entered: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._write, self._failed, self._entered = write, failed, entered
+        self._write = write
+        self._failed = failed
+        self._entered = entered
         self._waiting: SimpleQueue[Callable[[], _T] | None] = SimpleQueue()
-        self._num_waiting, self._lock = 0, Lock()
+        self._num_waiting = 0
+        self._lock = Lock()
         self._thread: Thread | None = None
 
     def send(self, message: _T) -> None:

@@ -36,7 +36,8 @@ class Account:
     @property
     def slack_ns(self) -> int | None:
         """Time from its end to its deadline; None without a deadline, or while it is open."""
-        deadline_ns, finish_ns = self.past.request.deadline_ns, self.past.finish_ns
+        deadline_ns = self.past.request.deadline_ns
+        finish_ns = self.past.finish_ns
         return None if deadline_ns is None or finish_ns is None else deadline_ns - finish_ns
 
     @property
@@ -99,7 +100,8 @@ def _why_not_served(past: PastRequest) -> str:
 
 def _why_late(account: Account) -> str:
     """Return the first reason, in this order, that explains why the request was late."""
-    past, slack_ns = account.past, account.slack_ns
+    past = account.past
+    slack_ns = account.slack_ns
     assert past.request.deadline_ns is not None, "a request without a deadline is not late"
     assert slack_ns is not None, "a request that is done has an end"
     lost = [work for work in account.works if isinstance(work, LostWork)]
@@ -125,7 +127,8 @@ def _waits(past: PastRequest, own: list[EndedWork], last_ns: int, all_devices: G
 
     `own` are its works in order of their starts. A log has works in the order of their reports, which may differ.
     """
-    now_ns, waits = past.request.arrival_ns, []
+    now_ns = past.request.arrival_ns
+    waits = []
     for work in own:
         if work.start_ns > now_ns:
             waits.append((now_ns, work.start_ns, work.work.devices))

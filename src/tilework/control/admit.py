@@ -116,7 +116,8 @@ class Admit:
         self, request: Request, now_ns: int, budget: SearchBudget, position: int = 0
     ) -> tuple[Request, Admitted | Reject]:
         """Return the answer to a request, and the request that it is for: the same, or one with its spare cache."""
-        answer, due_ns = self._answer(request, now_ns, budget, position), request.deadline_ns
+        answer = self._answer(request, now_ns, budget, position)
+        due_ns = request.deadline_ns
         if request.spare_cache is None:
             return request, answer
         if isinstance(answer, Admitted) and (due_ns is None or answer.eta_prediction.eta_ns <= due_ns):
@@ -136,7 +137,8 @@ class Admit:
             return Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)
 
     def _enter(self, request: Request, answer: Admitted, index: int, position: int = 0) -> _Entered:
-        promise, former = answer.promise, dict[int, Block]()
+        promise = answer.promise
+        former: dict[int, Block] = {}
         if promise is not None:
             for job_id in promise.others:
                 block = self._tracker.jobs[job_id].promised
@@ -167,7 +169,9 @@ class Admit:
     ) -> list[Action]:
         """Refuse all requests, since the request with this index is refused."""
         if len(requests) > 1:
-            earliest_ns, retry_ns, due_ns = answer.earliest_ns, answer.retry_ns, requests[index].deadline_ns
+            earliest_ns = answer.earliest_ns
+            retry_ns = answer.retry_ns
+            due_ns = requests[index].deadline_ns
             if earliest_ns is not None and due_ns is not None and answer.code is RefusalCode.DEADLINE:
                 earliest_ns = self._earliest_ns(requests, index, earliest_ns, now_ns, budget)
                 if retry_ns is not None:
@@ -187,7 +191,8 @@ class Admit:
         does not break. In that case the next trial is later by a step that doubles. The last trial is after all
         reservations. The more requests, the fewer trials: together they cost no more than some single requests.
         """
-        step_ns, num_trials = (due_ns - now_ns) // 32, max(2, _MOST_ASKED // len(requests))
+        step_ns = (due_ns - now_ns) // 32
+        num_trials = max(2, _MOST_ASKED // len(requests))
         due_ns = self._with_others(requests, index, due_ns)
         for number in range(num_trials):
             if number == num_trials - 1:

@@ -113,7 +113,8 @@ class Components:
         wanted = tuple(one for one in dict.fromkeys(self._costs.components(read.stage)) if one not in there)
         if not wanted:
             return ()
-        size, read_id = num_bytes(wanted), self._next_id
+        size = num_bytes(wanted)
+        read_id = self._next_id
         end_ns = now_ns + self._costs.load_ns(size, LoadSource.DISK)
         sources.begin_read(read.node, HostRead(wanted, read.forgets, end_ns))
         self._reads[read_id] = read.node
@@ -148,7 +149,8 @@ class Components:
         by_source: dict[LoadSource, list[Component]] = {}
         for component in wanted:
             by_source.setdefault(self._tracker.sources.of(component, device), []).append(component)
-        loads, wait_ns = list[LoadComponents](), self._tracker.sources.wait_ns(device, wanted)
+        loads: list[LoadComponents] = []
+        wait_ns = self._tracker.sources.wait_ns(device, wanted)
         for source, components in by_source.items():
             read = [one for one in components if not self._tracker.sources.is_being_read(device.node, one)]
             if source in HOST_SOURCES:

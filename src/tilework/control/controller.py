@@ -243,7 +243,8 @@ class Controller:
             actions = self._components.remove(event.pipeline)
             self._forget(event.pipeline)
             return actions
-        part, before = _costs(event), self.costs.table
+        part = _costs(event)
+        before = self.costs.table
         actions = self._components.serve(part)
         for pipeline in part.pipelines:
             if pipeline in before.pipelines and before.graph(pipeline) != part.graph(pipeline):

@@ -231,8 +231,8 @@ def replay(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[
     header, entries = read_log(lines, warn)
     if header.is_continued:
         raise BadLog(
-            f"the log begins with segment {header.segment}: those before are gone, with what the controller knew "
-            "by then, without which it cannot decide again; explain and timeline read what is left"
+            f"the log begins with segment {header.segment}: earlier segments are gone, and the controller cannot "
+            "decide again without them; explain and timeline read the rest"
         )
     check_live(header.config.policy)
     controller = Controller(header.config, header.table)

@@ -113,12 +113,14 @@ class Measurements:
         current = self._current
         if current is None or current.occupied is None or current.has_begun:
             return []
-        (devices, stand_ins), asked = current.occupied, current.asked
+        devices, stand_ins = current.occupied
+        asked = current.asked
         up = [self._tracker.up[device_id] for device_id in devices]
         if any(len(device.works) > len(stand_ins) or device.loads for device in up):
             return []
         self._give_back(current)
-        current.occupied, current.has_begun = self._tracker.occupy(devices, asked.run_ns, is_closed=False), True
+        current.occupied = self._tracker.occupy(devices, asked.run_ns, is_closed=False)
+        current.has_begun = True
         drops = [self._components.make_room(one, asked.digests, asked.room_bytes) for one in devices]
         return [*(action for actions in drops for action in actions), Measure(asked.measurement_id, devices)]
 

@@ -57,7 +57,8 @@ class MemoryShortage:
         parked: no limit on steps would be forgotten that could unpark it.
         """
         pipeline = job.request.pipeline
-        widest_now, widest = self._tracker.widest_now(pipeline), self._tracker.widest(pipeline)
+        widest_now = self._tracker.widest_now(pipeline)
+        widest = self._tracker.widest(pipeline)
         if fits_at(job.request, usable_degree(job.request, widest_now, self._costs), self._costs):
             return False
         degrees = [one for one in self._policy.degrees(job.request, self._costs) if one <= widest]

@@ -26,7 +26,8 @@ class Recovery:
 
         A job whose first work still has other devices resumes from their state: their report, `Broken`, follows.
         """
-        positions, jobs = dict(event.positions), self._tracker.jobs
+        positions = dict(event.positions)
+        jobs = self._tracker.jobs
         affected = {job.job_id: job for work in lost for job in self._tracker.members(work)}
         retried = [job for job in affected.values() if not self._will_break(job.works[0], event.device_ids)]
         retried += [jobs[job_id] for job_id in positions if job_id in jobs and job_id not in affected]

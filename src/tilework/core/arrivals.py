@@ -34,7 +34,8 @@ def varying_s(rate_per_s: float, profile: Sequence[float], period_s: float, rng:
     """
     part_s = period_s / len(profile)
     due = [rate_per_s * period_s * weight / sum(profile) for weight in profile]
-    part, begun = 0, 0.0
+    part = 0
+    begun = 0.0
     for at in accumulate(rng.expovariate(1.0) for _ in repeat(None)):
         while at >= begun + due[part % len(due)]:
             begun += due[part % len(due)]

@@ -53,7 +53,8 @@ class CostRow:
     def of(cls, shapes: Sequence[Shape], **fields: Any) -> CostRow:
         """Return the row of a batch of these shapes, given in any order."""
         arranged = tuple(sorted(shapes, key=lambda shape: (shape.pixels, shape)))
-        last, batch = arranged[-1], arranged if len(set(arranged)) > 1 else len(arranged)
+        last = arranged[-1]
+        batch = arranged if len(set(arranged)) > 1 else len(arranged)
         return cls(height=last.height, width=last.width, frames=last.frames, batch=batch, **fields)
 
     @property

@@ -140,7 +140,7 @@ def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -
     if len(set(sizes)) == 1 and (cap is None or odd):
         return sizes[0]
     if odd:
-        raise ValueError(f"a picture is {odd[0][0]} x {odd[0][1]}; its sides must be multiples of {multiple}")
+        raise ValueError(f"an image is {odd[0][0]} x {odd[0][1]}; its sides must be multiples of {multiple}")
     rows, columns = (math.gcd(*sides) // multiple for sides in zip(*sizes, strict=True))
     most = max(cap // multiple, 1) if cap is not None else max(rows, columns)
     return multiple * _divisor(rows, most), multiple * _divisor(columns, most)

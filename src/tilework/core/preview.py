@@ -22,7 +22,8 @@ def preview_shape(shape: Shape) -> Shape:
     PREVIEW_SIDE and the other side is scaled with it, rounded to a multiple of 16 and at least 16. Of a clip at most
     DECODED_FRAMES frames are decoded, and `shown_frames` of these are shown.
     """
-    longer, frames = max(shape.height, shape.width), min(shape.frames, DECODED_FRAMES)
+    longer = max(shape.height, shape.width)
+    frames = min(shape.frames, DECODED_FRAMES)
     if longer <= PREVIEW_SIDE:
         return Shape(shape.height, shape.width, frames)
     return Shape(_shrunk(shape.height, longer), _shrunk(shape.width, longer), frames)

@@ -141,7 +141,8 @@ class RequestClass:
     __slots__ = ("_hash", "step", "steps")
 
     def __init__(self, step: StepClass, steps: int) -> None:
-        self.step, self.steps = step, steps
+        self.step = step
+        self.steps = steps
         self._hash = hash((step, steps))
 
     def __hash__(self) -> int:

@@ -37,7 +37,8 @@ class Margin:
 
     def latest_all_ns(self, dues_ns: Iterable[int], now_ns: int) -> list[int]:
         """Return `latest_ns` of each deadline, at once: there may be thousands."""
-        begin_ns, share = now_ns + self.fixed_ns, 1000 + self.permille
+        begin_ns = now_ns + self.fixed_ns
+        share = 1000 + self.permille
         return [now_ns + (due_ns - begin_ns) * 1000 // share for due_ns in dues_ns]
 
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 _MAX_FACTOR = 4.0
 _MOST = 4096  # Clients choose the shapes.
-_REMEMBERED, _FEW = 15, 3
+_REMEMBERED = 15
+_FEW = 3
 _FAR, _NEAR = 1.5, 1.25
 
 CorrectionKey = tuple[str, str, int, int, int, int]
@@ -111,7 +112,8 @@ class Corrections:
     def observe_batch(self, key: CorrectionKey, ratio: float) -> bool:
         """Learn from a work of several requests; returns whether a correction has changed, or the prediction error."""
         stage = key[:3]
-        before, prediction_error = self.batch(key), self.prediction_error(stage)
+        before = self.batch(key)
+        prediction_error = self.prediction_error(stage)
         new = self._mean(before, ratio)
         _keep(self._learned, key, new)
         _keep(self._recent, stage, self._mean(self._recent.get(stage), ratio))

@@ -21,12 +21,14 @@ def demand_at(
     costs: CostModel,
     loads_ns: Callable[[Stage], int] | None = None,
 ) -> Demand:
-    """The remaining work at `degree`. Stages without steps run on one device, or on a CPU slot.
+    """Return the remaining work at `degree`. Stages without steps run on one device, or on a CPU slot.
 
     The group is kept from the first steps to the last. `loads_ns` is how long each of its devices loads components
     before a stage. Raises UnknownCost.
     """
-    one, run_ns, ends_ns = (request,), 0, []
+    one = (request,)
+    run_ns = 0
+    ends_ns = []
     for stage, num_steps in left.pieces:
         if loads_ns is not None:
             run_ns += loads_ns(stage)
@@ -38,8 +40,11 @@ def demand_at(
 
 
 def shaped(degree: int, left: Cursor, ends_ns: Sequence[int]) -> Demand:
-    """The demand of stages that end at these times; the other devices are taken from the first steps to the last."""
-    begin_ns, steps_begin_ns, steps_end_ns, slot = 0, -1, 0, None
+    """Return the demand of stages that end at these times; it takes all its devices from the first to the last step."""
+    begin_ns = 0
+    steps_begin_ns = -1
+    steps_end_ns = 0
+    slot = None
     for (stage, _), end_ns in zip(left.pieces, ends_ns, strict=True):
         if stage.has_steps:
             steps_begin_ns, steps_end_ns = begin_ns if steps_begin_ns < 0 else steps_begin_ns, end_ns
@@ -58,7 +63,7 @@ def reserved_at(
     costs: CostModel,
     loads_ns: Callable[[Stage], int] | None = None,
 ) -> Demand:
-    """As `demand_at`, but at least a nanosecond while any work remains: what costs nothing must be started, too.
+    """Return `demand_at`, but at least a nanosecond while any work remains: work without cost must start, too.
 
     Raises UnknownCost.
     """
@@ -67,23 +72,24 @@ def reserved_at(
 
 
 def demands_at(request: Request, left: Cursor, degrees: Sequence[int], costs: CostModel) -> list[Demand]:
-    """The remaining work at each degree; only on one device if no steps are left. Raises UnknownCost."""
+    """Return the remaining work at each degree; only on one device if no steps are left. Raises UnknownCost."""
     return [demand_at(request, left, degree, costs) for degree in (degrees if left.num_steps_left else (1,))]
 
 
 def fastest(request: Request, left: Cursor, degrees: Sequence[int], costs: CostModel) -> Demand:
-    """The remaining work at the degree at which it ends first. Raises UnknownCost."""
+    """Return the remaining work at the degree at which it ends first. Raises UnknownCost."""
     return quickest(demands_at(request, left, degrees, costs))
 
 
 def quickest(demands: Collection[Demand]) -> Demand:
-    """Of the same work at several degrees, that which ends first; among equals the narrowest."""
+    """Choose the demand that ends first, of the same work at several degrees; among equals the narrowest."""
     return min(demands, key=lambda demand: (demand.run_ns, demand.width))
 
 
 def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
-    """The degrees at which the steps of a request may run, ascending: those at which all its stages with steps were
-    profiled; 1 alone if it `has_single_steps`.
+    """Return the degrees at which the steps of a request may run, ascending.
+
+    All its stages with steps were profiled at these. 1 alone if it `has_single_steps`.
 
     All policies, admission and the bounds ask this function, so nothing else needs to know which requests exclude that.
     Raises UnknownCost.
@@ -92,7 +98,7 @@ def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
 
 
 def usable_degree(request: Request, width: int, costs: CostModel) -> int:
-    """The widest degree at which `width` devices can run the steps of a request; 1 if it may run at wider ones only.
+    """Return the widest degree at which `width` devices can run a request's steps; 1 if all its degrees are wider.
 
     Raises UnknownCost.
     """
@@ -103,12 +109,12 @@ def usable_degree(request: Request, width: int, costs: CostModel) -> int:
 
 
 def fits_at(request: Request, degree: int, costs: CostModel) -> bool:
-    """Whether the steps of a request fit into memory at a degree, in all its stages with steps. Raises UnknownCost."""
+    """Return whether a request's steps fit into memory at a degree, in all stages with steps. Raises UnknownCost."""
     return all(costs.fits(stage, request.shape, degree) for stage in costs.graph(request.pipeline).stepped)
 
 
 def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
-    """The degrees at which the steps of a request fit into memory, ascending; all that it may run at if none does.
+    """Return the degrees at which a request's steps fit into memory, ascending; all `step_degrees` if none does.
 
     Raises UnknownCost.
     """
@@ -117,7 +123,7 @@ def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
 
 
 def optimal_degree(stage: Stage, request: Request, costs: CostModel, most: int | None = None) -> int:
-    """The highest degree k of a stage that is efficient and fits into memory, of those up to `most`.
+    """Return the highest degree k of a stage that is efficient and fits into memory, of those up to `most`.
 
     Efficient: T(1) / (k T(k)) is at least EFFICIENT; the lowest degree that fits stands for the first. Where none fits,
     all count as fitting. Raises UnknownCost.
@@ -130,14 +136,14 @@ def optimal_degree(stage: Stage, request: Request, costs: CostModel, most: int |
 
 
 def fastest_degree(stage: Stage, request: Request, costs: CostModel, most: int) -> int:
-    """The degree at which a stage ends first and fits into memory, of those up to `most`. Raises UnknownCost."""
+    """Return the degree at which a stage ends first and fits into memory, up to `most`. Raises UnknownCost."""
     return min(
         _fitting(stage, request, costs, most), key=lambda degree: (costs.work_ns(stage, (request,), degree), degree)
     )
 
 
 def _fitting(stage: Stage, request: Request, costs: CostModel, most: int | None) -> Sequence[int]:
-    """The degrees at which a stage may run and fits into memory, ascending; all of them if none fits."""
+    """Return the degrees at which a stage may run and fits into memory, ascending; all of them if none fits."""
     if not stage.is_parallel or request.exact:
         return (1,)
     allowed = [degree for degree in costs.degrees(stage) if most is None or degree <= most] or [1]
@@ -146,7 +152,7 @@ def _fitting(stage: Stage, request: Request, costs: CostModel, most: int | None)
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long one step takes at a degree, and its device time."""
+    """The time of one step at a degree, and its device time."""
 
     degree: int
     step_ns: int
@@ -159,7 +165,7 @@ class Speed:
 def step_speeds(
     request: Request, costs: CostModel, max_degree: int | None = None, left: Cursor | None = None
 ) -> tuple[Speed, ...]:
-    """The degrees at which a request's steps can run, ascending, up to a limit if given; empty without steps.
+    """Return the speeds at which a request's steps can run, by degree ascending, up to a limit; empty without steps.
 
     A step's time is the mean over the steps that are left (default: all) where several stages have steps, so that the
     number of these steps times it is what they take. Raises UnknownCost.
@@ -180,7 +186,7 @@ def head_and_tail_ns(
     width: int = 1,
     degree_of: Callable[[Stage, Request, CostModel, int], int] = optimal_degree,
 ) -> tuple[int, int]:
-    """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost.
+    """Return the time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost.
 
     Those after it run on as many of `width` devices as `degree_of` says.
 
@@ -208,7 +214,7 @@ def _mean_step_ns(pieces: Sequence[tuple[Stage, int]], request: Request, degree:
 
 
 def worthwhile(speeds: Sequence[Speed]) -> list[Speed]:
-    """The speeds that are quicker than every narrower one, ascending: the others only take more devices."""
+    """Return the speeds that are quicker than every narrower one, ascending: the others only take more devices."""
     kept: list[Speed] = []
     for speed in sorted(speeds, key=lambda speed: speed.degree):
         if not kept or speed.step_ns < kept[-1].step_ns:
@@ -218,7 +224,7 @@ def worthwhile(speeds: Sequence[Speed]) -> list[Speed]:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Some of a request's steps in a row at one degree."""
+    """A number of a request's steps in a row at one degree."""
 
     num_steps: int
     degree: int

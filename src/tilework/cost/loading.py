@@ -96,7 +96,8 @@ class MeasuredLink:
             return
         time_ns = float(run_ns if not self._weight else min(run_ns, _MOST * max(1, self.move_ns(num_bytes))))
         self._weight = self._weight * _KEPT + 1.0
-        share, off_bytes = 1.0 / self._weight, num_bytes - self._mean_bytes
+        share = 1.0 / self._weight
+        off_bytes = num_bytes - self._mean_bytes
         self._mean_bytes += share * off_bytes
         self._spread = self._spread * _KEPT + off_bytes * (num_bytes - self._mean_bytes)
         self._together = self._together * _KEPT + off_bytes * (time_ns - self._mean_ns) * (1.0 - share)
@@ -128,12 +129,14 @@ class MoveTimes:
         self, request: Request, progress: Cursor, nodes: tuple[int, int], measured: MeasuredLink | None = None
     ) -> int:
         """Return how long moving takes, of the states that the next stages of a request at this position need."""
-        kind, size = "device" if nodes[0] == nodes[1] else "node", self._state_bytes(request, progress)
+        kind = "device" if nodes[0] == nodes[1] else "node"
+        size = self._state_bytes(request, progress)
         link = self._links.get(kind) or measured
         return self._default_ns if link is None or size is None else link.move_ns(size)
 
     def _state_bytes(self, request: Request, progress: Cursor) -> int | None:
-        itinerary, num_done = progress.itinerary, progress.num_done
+        itinerary = progress.itinerary
+        num_done = progress.num_done
         stages = [itinerary.stages[index] for index in itinerary.needed_from[num_done]]
         if progress.stage is not None and progress.position > (itinerary.ends[num_done - 1] if num_done else 0):
             stages.append(progress.stage)

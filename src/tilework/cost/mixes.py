@@ -56,7 +56,7 @@ class Mixes:
             raise BadMixes(f"mixes is {given!r}; expected an object by name")
         for name in given:
             if name in _TAKEN:
-                raise BadMixes(f"mixes has {name!r}, which means something else where a mix is named; rename it")
+                raise BadMixes(f"mixes has {name!r}, a name that has another meaning; rename it")
         by_name = {name: _mix(f"mixes.{name}", mix) for name, mix in given.items()}
         return Mixes(
             by_name=by_name,

@@ -92,7 +92,8 @@ class Prices:
 
     def _unmeasured(self, batch: tuple[ShapeKey, ...]) -> tuple[float, float, float]:
         """Return the sum of the times alone; the time together, without the cost of mixing; the longest time alone."""
-        counts, size = Counter(batch), len(batch)
+        counts = Counter(batch)
+        size = len(batch)
         one_by_one = longest = saved = 0.0
         most = -math.inf
         for shape, count in counts.items():
@@ -170,7 +171,8 @@ def extended(points: Points, pixels: float) -> float:
     if len(points) == 1:
         return points[0][1] * pixels / points[0][0]
     index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    x0, y0 = points[index - 1]
+    x1, y1 = points[index]
     value = _on_line((x0, y0), (x1, y1), pixels)
     if x0 <= pixels <= x1:
         return value
@@ -179,5 +181,6 @@ def extended(points: Points, pixels: float) -> float:
 
 def _on_line(first: tuple[float, float], second: tuple[float, float], at: float) -> float:
     """Return the value at `at` on the line through two points; exact at the points themselves."""
-    (x0, y0), (x1, y1) = first, second
+    x0, y0 = first
+    x1, y1 = second
     return y1 if at == x1 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)

@@ -106,7 +106,8 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
     first = tables[0]
     for index, table in enumerate(tables[1:], 1):
         for name in ("hardware", "devices_per_node", "memory_bytes", "host_bytes", "load_bytes_per_s", "links"):
-            ours, other = getattr(first, name), getattr(table, name)
+            ours = getattr(first, name)
+            other = getattr(table, name)
             if ours != other:
                 raise BadCostTable(f"{name} is {ours!r} in one and {other!r} in another; join tables of one hardware")
         for earlier in tables[:index]:
@@ -184,7 +185,8 @@ def in_cells(table: CostTable, size: int) -> CostTable:
 
 def _of_cell(row: CostRow, size: int) -> CostRow:
     """Return the row of a cell: its devices, `row.degree` of them at most, need `row.activation_bytes` each."""
-    num_devices, activation_bytes = min(size, row.degree), row.activation_bytes
+    num_devices = min(size, row.degree)
+    activation_bytes = row.activation_bytes
     if activation_bytes is None:
         return replace(row, degree=max(1, row.degree // size), peak_bytes=None)
     weights = None if row.peak_bytes is None else row.peak_bytes - activation_bytes
@@ -204,7 +206,8 @@ def in_smallest_cells(table: CostTable) -> CostTable:
     limit = table.memory_bytes
     for size in (one for one in range(1, table.devices_per_node + 1) if table.devices_per_node % one == 0):
         cells = table if size == 1 else in_cells(table, size)
-        (needed, what), room = _most_needed(cells), cells.memory_bytes
+        needed, what = _most_needed(cells)
+        room = cells.memory_bytes
         if room is None or needed <= room:
             return cells
     raise BadCostTable(

@@ -41,8 +41,10 @@ class TableCosts:
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
         self.version = 0
         self._memory = MemoryLimits()
-        self._move_ns, self._max_batch = move_ns, max_batch
-        self.memory_bytes, self.host_bytes = table.memory_bytes, table.host_bytes
+        self._move_ns = move_ns
+        self._max_batch = max_batch
+        self.memory_bytes = table.memory_bytes
+        self.host_bytes = table.host_bytes
         self._loads = LoadTimes(table.load_bytes_per_s, weight)
         self._measured: dict[tuple[int, int], MeasuredLink] = {}
         self._corrections = Corrections(weight)
@@ -175,7 +177,8 @@ class TableCosts:
         return price
 
     def _updated(self, price: _Price) -> _Price:
-        price.unit_ns, price.version = round(price.base_ns * self._factor(price)), self.version
+        price.unit_ns = round(price.base_ns * self._factor(price))
+        price.version = self.version
         return price
 
     def _new_price(self, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]) -> _Price:
@@ -366,7 +369,8 @@ class TableCosts:
         expected_ns = price.base_ns * num_steps * (self._factor_alone(price) if price.alone else 1.0)
         if expected_ns <= 0 or run_ns <= 0:
             return
-        ratio, place = run_ns / expected_ns, price.key[:2]
+        ratio = run_ns / expected_ns
+        place = price.key[:2]
         if price.alone:
             if self._corrections.observe_batch(price.key, ratio):
                 self._has_changed()

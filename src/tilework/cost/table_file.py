@@ -165,7 +165,8 @@ def _usable(
     given: Iterable[U], parse: Callable[[U], T], leave_out: Callable[[BadCostTable], None]
 ) -> list[tuple[int, T]]:
     """Return what can be parsed, each with its index among the given. Raises BadCostTable if nothing can."""
-    found, errors = list[tuple[int, T]](), list[BadCostTable]()
+    found: list[tuple[int, T]] = []
+    errors: list[BadCostTable] = []
     for index, one in enumerate(given):
         try:
             found.append((index, parse(one)))

@@ -63,7 +63,8 @@ class TabledTimes:
         return self._common(self.graph(pipeline)) if common is None else common
 
     def _common(self, graph: Graph) -> tuple[int, ...]:
-        known, widest = self._profiled(graph), self.pools.widest(graph.pipeline)
+        known = self._profiled(graph)
+        widest = self.pools.widest(graph.pipeline)
         return known if widest is None else tuple(degree for degree in known if degree <= widest) or (1,)
 
     def _profiled(self, graph: Graph) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def read_requests(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, .
     try:
         return tuple(_read_csv(Path(path), pipelines))
     except UnicodeDecodeError:
-        raise BadLine(str(path), 1, "", "the file", "it has bytes that are no UTF-8; save it as that") from None
+        raise BadLine(str(path), 1, "", "the file", "it is not UTF-8; save it as UTF-8") from None
 
 
 def read_trace(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, ...]:

@@ -125,7 +125,7 @@ def _check_cache(line: JsonLine) -> None:
     if cache == OFF and line.given("cache_threshold"):
         line.fail("cache_threshold", threshold, "it has no effect without a cache; give cache, too")
     if cache != OFF and line.truth("exact", False):
-        line.fail("cache", cache, "the request is to be exact, which it is not with a cache; leave one out")
+        line.fail("cache", cache, "a request with a cache is not exact; leave one of them out")
 
 
 def _loras(line: JsonLine) -> tuple[UsedLora, ...]:

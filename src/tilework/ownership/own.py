@@ -123,7 +123,7 @@ def _opened(path: Path, flags: int, mode: int, folder: int | None = None) -> int
         if status.st_mode & _ANYONE != mode:
             raise NotOwn(f"{path} has mode {_mode(status)}, not {mode:04o}; remove it, or run: chmod {mode:o} {path}")
         if mode == _FILE and (not stat.S_ISREG(status.st_mode) or status.st_nlink != 1):
-            raise NotOwn(f"{path} is no file, or has another name, too; remove it")
+            raise NotOwn(f"{path} is no regular file, or has several names (hard links); remove it")
     except BaseException:
         os.close(descriptor)
         raise

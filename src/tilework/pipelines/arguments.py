@@ -13,7 +13,8 @@ from typing import Any
 from tilework.core.model import Argument, ArgumentKind, ArgumentValue
 from tilework.pipelines.defaults import MAX_SEQUENCE_LENGTH
 
-_MOST_PIXELS, _MOST_GUIDANCE = 1 << 14, 30.0
+_MOST_PIXELS = 1 << 14
+_MOST_GUIDANCE = 30.0
 _TRIED = {"sigmas": (0.9, 0.7, 0.5, 0.3, 0.1), "timesteps": (901, 701, 501, 301, 101)}
 
 GENERATOR_DEVICE = "generator_device"

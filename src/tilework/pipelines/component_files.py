@@ -15,7 +15,8 @@ from typing import Any
 
 from tilework.pipelines.errors import IncompleteModel, ModelError, UnsafeWeights, UnsupportedModel
 
-_CONFIG, _WEIGHTS = "config.json", ".safetensors"
+_CONFIG = "config.json"
+_WEIGHTS = ".safetensors"
 _CONVERTED = ".bin"
 _PICKLED = (_CONVERTED, ".ckpt", ".pt", ".pth")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")

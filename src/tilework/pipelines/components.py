@@ -108,7 +108,8 @@ class ComponentGroups:
     @staticmethod
     def of(pipeline: Any, *, takes_pictures: bool = False) -> ComponentGroups:
         """Group a pipeline's modules. If requests give images, the autoencoder is also called before the loop."""
-        modules, within = modules_of(pipeline), denoisers_of(pipeline)
+        modules = modules_of(pipeline)
+        within = denoisers_of(pipeline)
         others = {name: part for name, part in modules.items() if name not in within}
         after = {name for name, part in others.items() if hasattr(part, "decode") or name in _AFTER}
         before = [name for name in others if name not in after or (takes_pictures and name not in _AFTER)]

@@ -28,7 +28,8 @@ def draw(
                 else:
                     step(state)
                 on_step(num_done + state.steps_done)
-            num_done, outputs = num_done + state.num_steps, family.finish(state)
+            num_done += state.num_steps
+            outputs = family.finish(state)
         else:
             (outputs,) = family.run(stage.name, [spec], [values])
         values.update(outputs)

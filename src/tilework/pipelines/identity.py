@@ -76,7 +76,8 @@ def _architecture(directory: Path, index: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(entry, list):
             found |= _costing({name: entry})
             continue
-        class_name, part = str(entry[-1]), directory / name
+        class_name = str(entry[-1])
+        part = directory / name
         passes = getattr(getattr(diffusers, class_name, None), "order", None)
         if passes is not None and class_name.endswith("Scheduler"):
             found[name] = passes, _json(part / "scheduler_config.json").get("skip_prk_steps")
@@ -141,7 +142,8 @@ def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
     workflow = read_workflow(source.path) if is_workflow(source.path) else None
     functions = {one.name for one in workflow.functions} if workflow else set()
     pipelines = workflow.pipelines if workflow else ()
-    keys, writers = dict[str, str](), dict[str, str]()
+    keys: dict[str, str] = {}
+    writers: dict[str, str] = {}
     for stage in info.graph.stages:
         read = [writers.get(name, name) for name in stage.spec.inputs]
         if stage.spec.result is ResultKind.VIDEO:
@@ -170,7 +172,8 @@ def _departures(pipeline: Pipeline, is_first: bool, writers: Mapping[str, str]) 
 
 def _workflow_identity(source: ModelSource, of_pipeline: Callable[[ModelSource], str]) -> str:
     """Return NAME@DIGEST of the contents of a workflow's file and its pipelines' identities, or architectures."""
-    workflow, file = read_workflow(source.path), workflow_file(source.path)
+    workflow = read_workflow(source.path)
+    file = workflow_file(source.path)
     digest = sha256(file.read_bytes())
     for one in workflow.pipelines:
         digest.update(of_pipeline(_pipeline_source(source, one)).encode())

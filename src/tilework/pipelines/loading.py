@@ -93,7 +93,8 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     Raises:
         ModelError: as `load`.
     """
-    dtype, device = _dtype(source), device_of(source)
+    dtype = _dtype(source)
+    device = device_of(source)
     check_schemes(source.quantize, source.device, _cards(device) if source.quantize else ())
     if source.attention != ATTENTIONS[0]:
         check_attention(source.attention, source.dtype, f"the device {device}", kernels_on(device))
@@ -297,7 +298,8 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
     """
     if is_workflow(source.path):
         return load_workflow_component(source, name, load_component)
-    index, dtype = _index(source), _dtype(source)
+    index = _index(source)
+    dtype = _dtype(source)
     with _explained(index.path):
         kind = _kind_of(index, name)
         if index.directory is None or index.is_modular or kind is None:  # Only the whole pipeline knows the file.
@@ -339,7 +341,8 @@ def _read_one(index: ModelIndex, name: str, dtype: torch.dtype, scheme: str | No
     Raises:
         ModelNotFound: a weight is in no file, or of another shape.
     """
-    kind, folder = _kind_of(index, name), f"{index.directory}/{name}"
+    kind = _kind_of(index, name)
+    folder = f"{index.directory}/{name}"
     if scheme is not None and is_weights_file(scheme):
         return cast(torch.nn.Module, load_gguf(kind, scheme, str(index.directory), name, dtype))
     if issubclass(kind, transformers.PreTrainedModel):

@@ -85,7 +85,8 @@ def read_model_index(path: str, adapter: str | None = None, in_files: Collection
         )
     directory = model_directory(path)
     contents = _hub_index(path) if directory is None else _read(path, _index_file(directory))
-    file, name = MODULAR_INDEX if is_modular(contents) else INDEX, contents.get("_class_name")
+    file = MODULAR_INDEX if is_modular(contents) else INDEX
+    name = contents.get("_class_name")
     adapters = dict.fromkeys(served_classes(), STOCK) | ADAPTERS
     adapter = adapter or (adapters.get(name) if isinstance(name, str) else None)
     if adapter is None:

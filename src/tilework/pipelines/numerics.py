@@ -83,7 +83,7 @@ def _checked(make: Callable[..., Any]) -> Callable[..., Any]:
         for argument in (*args, *kwargs.values()):
             values = torch.from_numpy(argument) if isinstance(argument, np.ndarray) else argument
             if isinstance(values, Tensor):
-                require_finite(values, "picture")
+                require_finite(values, "image")
         return make(*args, **kwargs)
 
     return checked

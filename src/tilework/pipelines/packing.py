@@ -127,7 +127,8 @@ def _attend(
     image, text = hidden_states, encoder_hidden_states
     if text is None and not len(image):
         return image  # No patch is computed, so nothing attends.
-    lengths, tokens = {IMAGE: _num_tokens(image)}, _as_one(image)
+    lengths = {IMAGE: _num_tokens(image)}
+    tokens = _as_one(image)
     if text is None:
         with _detour(layout, lengths, lengths):
             attended: Tensor = stock(tokens, **options)

@@ -50,7 +50,8 @@ class Parallel:
 
     def leave(self) -> None:
         """Return to degree 1: nothing is shared, and the stock code runs as it is."""
-        self._comm, self._flag = None, None
+        self._comm = None
+        self._flag = None
         self.degree = self._num_passes = self._width = 1
         self._pass_index = self._index = 0
         self._is_halved = False
@@ -75,12 +76,16 @@ class Parallel:
         assert self._comm is not None
         assert self.degree % 2 == 0
         assert self._num_passes == 1
-        self._num_passes, self._width, self._is_halved = 2, self.degree // 2, True
+        self._num_passes = 2
+        self._width = self.degree // 2
+        self._is_halved = True
         self._pass_index, self._index = divmod(self._comm.rank, self._width)
         try:
             yield self._pass_index
         finally:
-            self._num_passes, self._width, self._is_halved = 1, self.degree, False
+            self._num_passes = 1
+            self._width = self.degree
+            self._is_halved = False
             self._pass_index, self._index = 0, self._comm.rank
 
     def trade(self, output: Tensor) -> list[Tensor]:

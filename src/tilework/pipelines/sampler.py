@@ -33,7 +33,9 @@ def check_sampler(pipeline: Any, info: ModelInfo, prepare: Callable[[Spec], obje
     try:
         serialize(memory_of(sampler))
     except NotSerializable as error:
-        raise UnsupportedModel(f"{name} keeps what no state can hold; choose another sampler ({error})") from error
+        raise UnsupportedModel(
+            f"{name} keeps a value that no state can hold; choose another sampler ({error})"
+        ) from error
 
 
 def generator_argument(sampler: Any) -> Mapping[str, Any]:
@@ -63,7 +65,8 @@ def step_ranges(info: ModelInfo, prepare: Callable[[Spec], Any]) -> tuple[StepRa
             sampler = prepare(replace(usual(info), steps=steps))
         except Exception:  # Samplers raise any error: ValueError, IndexError, AssertionError.
             return False
-        num_iterations, order = len(sampler.timesteps), int(sampler.order)
+        num_iterations = len(sampler.timesteps)
+        order = int(sampler.order)
         return num_iterations > (steps - 1) * order
 
     ranges: list[StepRange] = []

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tilework.pipelines.cuda.copies import DIRECT, Copies
 
-_SMALL_BYTES, _ALIGNMENT = 4096, 16
+_SMALL_BYTES = 4096
+_ALIGNMENT = 16
 _MAX_DEPTH = 64
 _CPU = torch.device("cpu")
 _DOUBLE = Struct("<d")
@@ -225,7 +226,8 @@ class _Reader:
 
     def __init__(self, buffers: Sequence[memoryview], device: torch.device) -> None:
         self.tensors: list[Tensor] = []
-        self._buffers, self._device = buffers, device
+        self._buffers = buffers
+        self._device = device
 
     def value(self, node: Any, depth: int = 0) -> Any:
         if depth > _MAX_DEPTH:
@@ -249,7 +251,8 @@ class _Reader:
 
     def _tensor(self, entry: Any) -> tuple[Tensor, list[int], str]:
         """Return a tensor of the host as it lies in its memory, the order of its dimensions, and its place."""
-        dtype, shape = _dtype(_field(entry, "dtype", str)), _shape(_field(entry, "shape", list))
+        dtype = _dtype(_field(entry, "dtype", str))
+        shape = _shape(_field(entry, "shape", list))
         place = _field(entry, "place", str)
         device = self._device_at(place)
         memory = self._memory(entry, prod(shape) * dtype.itemsize)
@@ -266,7 +269,8 @@ class _Reader:
         return plain.clone() if is_kept else plain, order, place
 
     def _array(self, entry: Any) -> Any:
-        name, shape = _field(entry, "dtype", str), _shape(_field(entry, "shape", list))
+        name = _field(entry, "dtype", str)
+        shape = _shape(_field(entry, "shape", list))
         try:
             dtype = np.dtype(name)
         except (TypeError, ValueError, SyntaxError) as error:

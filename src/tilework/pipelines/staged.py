@@ -84,14 +84,17 @@ class StagedPipeline(ABC):
         cell_multiple: int,
         arguments: Mapping[str, float | None],
     ) -> None:
-        self._pipeline, self._arguments = pipeline, arguments
+        self._pipeline = pipeline
+        self._arguments = arguments
         check_pictures(pipeline)
         # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
         self._device: torch.device = denoiser.device
-        self._denoiser, self._step_caches = denoiser, StepCaches([denoiser])
+        self._denoiser = denoiser
+        self._step_caches = StepCaches([denoiser])
         self._parallel = Parallel()
         self._loras = LoadedLoras(pipeline)
-        self._packing, self._cell_multiple = Packing(denoiser), cell_multiple
+        self._packing = Packing(denoiser)
+        self._cell_multiple = cell_multiple
         self._defaults = resolve(stock, overrides, side_multiple)
         self._info = ModelInfo(
             name=self._defaults.name,
@@ -224,7 +227,8 @@ class StagedPipeline(ABC):
     @torch.no_grad()
     def begin(self, stage: str, spec: Spec, values: Values) -> LatentState:
         conditioning = Conditioning(values["conditioning"])
-        sampler, generator = self._sampler(spec), _generator(spec).manual_seed(spec.seed)
+        sampler = self._sampler(spec)
+        generator = _generator(spec).manual_seed(spec.seed)
         num_iterations = len(sampler.timesteps)
         if num_iterations <= (spec.steps - 1) * sampler.order:
             name = type(sampler).__name__
@@ -329,7 +333,8 @@ class StagedPipeline(ABC):
         }
 
     def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> LatentState:
-        sampler, generator = copy.deepcopy(self._pipeline.scheduler), _generator(spec)
+        sampler = copy.deepcopy(self._pipeline.scheduler)
+        generator = _generator(spec)
         vars(sampler).update(exported["sampler"])
         generator.set_state(exported["generator"].cpu())
         return self._caching(
@@ -364,7 +369,8 @@ class StagedPipeline(ABC):
         return self._predict_one(state)
 
     def _predict_one(self, state: LatentState) -> Tensor:
-        guided, rows = self._is_guided(state.spec), self._parallel.rows
+        guided = self._is_guided(state.spec)
+        rows = self._parallel.rows
         latents = torch.cat([state.latents] * 2) if guided else state.latents
         conditioning = {name: rows(tensor) for name, tensor in state.conditioning.tensors.items()}
         prediction = self._forward(state, rows(latents), conditioning)
@@ -378,7 +384,8 @@ class StagedPipeline(ABC):
 
         Calls of one `context` follow each other from step to step.
         """
-        cache, denoiser = state.reuse, self._denoiser
+        cache = state.reuse
+        denoiser = self._denoiser
         if isinstance(cache, StepCache) and self._parallel.degree > 1:
             cache.forget(COMPUTED_WHOLE)
         elif isinstance(cache, StepCache):

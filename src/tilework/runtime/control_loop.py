@@ -59,7 +59,9 @@ class ControlLoop:
         self._requests = requests
         self._log = log
         self._observer = observer
-        self._now_ns, self._on_failed, self._check_lease = now_ns, on_failed, check_lease
+        self._now_ns = now_ns
+        self._on_failed = on_failed
+        self._check_lease = check_lease
         self._loop = asyncio.get_running_loop()
         self._incoming: dict[str, Incoming] = {}
         self._accepted: dict[str, Ticket] = {}  # By the event that is handled now.
@@ -176,7 +178,8 @@ class ControlLoop:
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         entry = self._requests.remove(job_id)
         if status is Status.DONE and (inexact := _inexact(entry.ticket)):
-            status, reason = Status.FAILED, inexact
+            status = Status.FAILED
+            reason = inexact
         if self._holds_states and status is Status.DONE:
             self._dispatcher.hold(job_id, uid)
         else:

@@ -51,7 +51,9 @@ class EncodeCache:
         copy: Callable[[StateBlob], StateBlob | None],
         discard: Callable[[StateBlob], object],
     ) -> None:
-        self._max_bytes, self._copy, self._discard = max_bytes, copy, discard
+        self._max_bytes = max_bytes
+        self._copy = copy
+        self._discard = discard
         self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
         self._num_bytes = self._num_hits = self._num_misses = 0
         self._encoded: dict[int, set[int]] = {}  # The stages whose outputs are the same for any seed, by job.

@@ -130,7 +130,8 @@ class Engine:
         self._on_progress = on_progress
         self._starting = "loading the models"
         self._start_parts = StartParts()
-        self._keeper, self._check_lease = keeper, check_lease
+        self._keeper = keeper
+        self._check_lease = check_lease
         self._leaving_at_start = list[Callable[[], None]]()
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
@@ -141,7 +142,8 @@ class Engine:
         self._measuring_left: asyncio.Task[None] | None = None
         self._observer = Observer()
         self._links = LinksChanged((), False)
-        self.failed, self.failure = asyncio.Event(), ""
+        self.failed = asyncio.Event()
+        self.failure = ""
 
     # For the server.
 
@@ -237,7 +239,7 @@ class Engine:
         try:
             await self.catalog.measure_left()
         except Exception:
-            _log.exception("what the start has left is not measured; it stays predicted")
+            _log.exception("the measurements that the start has left failed; these costs stay predicted")
 
     def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> dict[str, ModelInfo]:
         """Serve these of the loaded models, and let devices forget the others; returns `models`."""
@@ -261,7 +263,8 @@ class Engine:
         self._observer.on_log_lost()
 
     def _on_failed(self, failure: str) -> None:
-        self._stopped, self.failure = True, failure
+        self._stopped = True
+        self.failure = failure
         self.drain()
         self.failed.set()
 
@@ -314,7 +317,8 @@ class Engine:
 
     def usage(self) -> Usage:
         """Return the resources that the engine holds right now; takes time in proportion to the open requests."""
-        now_ns, policy = self.now_ns(), self._controller.policy
+        now_ns = self.now_ns()
+        policy = self._controller.policy
         occupancy = self._controller.occupancy(now_ns)
         free = {one.device_id: one.memory.free_bytes for one in self._controller.tracker.devices}
         return Usage(
@@ -337,7 +341,8 @@ class Engine:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return the devices that are up and the weights that they have, accelerators first."""
-        tracker, readings = self._controller.tracker, self._executor.readings
+        tracker = self._controller.tracker
+        readings = self._executor.readings
         return tuple(
             Holding(
                 device_id=device.device_id,
@@ -356,7 +361,8 @@ class Engine:
 
     def _held(self, device_id: int, memory: Memory) -> tuple[HeldComponent, ...]:
         """Return the components of models that an accelerator serves: all of them, if nothing is loaded on demand."""
-        named, pools = self._controller.costs.named_components, self._controller.costs.pools
+        named = self._controller.costs.named_components
+        pools = self._controller.costs.pools
         if device_id >= self._executor.num_devices:
             return ()
         if memory.total_bytes is None:
@@ -383,7 +389,9 @@ class Engine:
 
     def devices_with(self, model: str) -> tuple[int, ...]:
         """Return the accelerators that have all weights of a model, once their loads are done."""
-        tracker, pools, needed = self._controller.tracker, self._controller.costs.pools, self._components(model)
+        tracker = self._controller.tracker
+        pools = self._controller.costs.pools
+        needed = self._components(model)
         return tuple(
             device.device_id
             for device in tracker.devices
@@ -405,14 +413,16 @@ class Engine:
 
         States of one identity cannot be used with another.
         """
-        key, known = self._executor.profile_key(model), self._controller.costs.table.loras.get(model, {})
+        key = self._executor.profile_key(model)
+        known = self._controller.costs.table.loras.get(model, {})
         weights = [known[name].component if name in known else None for name in sorted(loras)]
         parts = [key.content, key.dtype, key.libraries, *("" if one is None else one.digest for one in weights)]
         return ", ".join(parts)
 
     def is_on_host(self, model: str) -> bool:
         """Return whether the host of a node keeps a copy of all weights of a model, from which devices load them."""
-        needed, tracker = set(self._components(model)), self._controller.tracker
+        needed = set(self._components(model))
+        tracker = self._controller.tracker
         nodes = {device.node for device in tracker.devices}
         return bool(needed) and any(needed <= set(tracker.kept_by_host(node)) for node in nodes)
 
@@ -445,12 +455,13 @@ class Engine:
 
         Without a model, the first one is used. Uids must be new; `deadline_ns` is on the engine's clock.
         """
-        arrival_ns, info = self.now_ns(), self._model(model)
+        arrival_ns = self.now_ns()
+        info = self._model(model)
         if (within := self._controller.costs.pools.within(info.name)) and within.isdisjoint(self._dispatcher.up):
             reason = f"no device that serves {info.name} is up"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         if not self._executor.num_slots and any(spec.video is not None for spec in specs.values()):
-            reason = "a video needs a CPU slot, and there is none: name its model when the server is started"
+            reason = "a video needs a CPU slot, and there is none: name its model when you start the server"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():

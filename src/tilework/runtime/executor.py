@@ -39,7 +39,7 @@ def none_loaded(not_loaded: Sequence[NotLoaded]) -> str:
 
 def name_taken(name: str) -> str:
     """Return why a model cannot be added under this name."""
-    return f"{name} is served already; give the model another name, or remove that one before"
+    return f"{name} is served already; give the model another name, or remove that one first"
 
 
 class Listener(Protocol):

@@ -556,7 +556,8 @@ class LocalExecutor:
 
     def _schedule_restart(self, device_id: int, reason: str) -> None:
         failed, deaths = self._failed_starts.get(device_id, 0) + 1, self._deaths.get(device_id, 0) + 1
-        self._failed_starts[device_id], self._deaths[device_id] = failed, deaths
+        self._failed_starts[device_id] = failed
+        self._deaths[device_id] = deaths
         if failed > self._config.max_restarts:
             _log.error("worker %d was lost: %s; it is given up", device_id, reason)
             self._listener.on_given_up(self._left())
@@ -575,7 +576,8 @@ class LocalExecutor:
     def _respawn(self, device_id: int) -> None:
         self._restarting.discard(device_id)
         if not self._stopping:
-            timeout_s, worker = self._config.start_timeout_s, self._spawn(device_id)
+            timeout_s = self._config.start_timeout_s
+            worker = self._spawn(device_id)
             reason = f"it did not load within {timeout_s:g} s"
             self._start_timers[device_id] = self._loop.call_later(timeout_s, worker.kill, reason)
 

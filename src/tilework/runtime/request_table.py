@@ -20,7 +20,8 @@ class RequestEntry:
 
     def use_cache(self) -> None:
         """Let further works use its spare cache."""
-        self.spec, self.ticket.request = self.spec.with_spare_cache, self.ticket.request.with_spare_cache
+        self.spec = self.spec.with_spare_cache
+        self.ticket.request = self.ticket.request.with_spare_cache
 
 
 class RequestTable:

@@ -163,7 +163,7 @@ def _abandoned(roots: list[Path]) -> Iterator[tuple[Path, int, Path | None]]:
                 stack.pop_all()
         except NotOwn as error:
             if not error.is_anothers:  # Servers of other users need no warning.
-                _log.warning("%s is not used, since other users could change what is there: %s", path, error)
+                _log.warning("%s is not used because other users could change its content: %s", path, error)
             continue
         except OSError:  # It is in use, just removed, or no directory of a server.
             continue

@@ -80,7 +80,8 @@ class WorkDispatcher:
         self.kept: dict[int, KeptStates] = {}
         self.turns = DeviceTurns(handle, self._let_idle_go)
         self._core = DriverCore(controller, watchdog)
-        self._controller, self._encode_cache = controller, encode_cache
+        self._controller = controller
+        self._encode_cache = encode_cache
         self._recorder = WorkRecorder(controller, request_table, keeper, observer, origin_ns)
         self._executor = executor
         self._requests = request_table
@@ -313,7 +314,8 @@ class WorkDispatcher:
         """Offer outputs that a stage has written, and that are the same for any seed, to the cache."""
         report = result.report
         for job_id in result.members.keys() & report.for_any_seed if report is not None else ():
-            request, costs = self._requests[job_id].ticket.request, self._controller.costs
+            request = self._requests[job_id].ticket.request
+            costs = self._controller.costs
             index = costs.start(request).itinerary.at[result.members[job_id]].num_done
             states = partial(self._core.states.checkpoint, job_id)
             self._encode_cache.note(job_id, request, self._requests[job_id].spec, index, costs, states)

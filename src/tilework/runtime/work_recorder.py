@@ -84,7 +84,8 @@ class WorkRecorder:
 
     def record(self, result: WorkResult) -> None:
         """Record what an ended work did for each request; before the controller handles its end."""
-        report, load_ns = result.report, max(self._load_ns.pop(one, 0) for one in result.work.devices)
+        report = result.report
+        load_ns = max(self._load_ns.pop(one, 0) for one in result.work.devices)
         if report is None:
             return
         for job_id, first_step in _first_steps(result.work, result.members):
@@ -115,7 +116,8 @@ class WorkRecorder:
 
     def observe(self, result: WorkResult) -> None:
         """Tell the observer of an ended work; after the controller has corrected its costs by it."""
-        work, begun = result.work, self._begun.pop(result.work.work_id)
+        work = result.work
+        begun = self._begun.pop(result.work.work_id)
         now_ns = time.monotonic_ns()
         start_ns, end_ns = (now_ns, now_ns) if result.report is None else (result.report.start_ns, result.report.end_ns)
         ended = EndedWork(

@@ -83,7 +83,9 @@ async def _keep_forkserver() -> None:
 
 async def _ended(pid: int) -> None:
     """Wait for the end of a child process, and leave it to be reaped. Raises ProcessLookupError if there is none."""
-    loop, pidfd, ended = asyncio.get_running_loop(), os.pidfd_open(pid), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(pid)
+    ended = asyncio.Event()
     loop.add_reader(pidfd, ended.set)
     try:
         await ended.wait()
@@ -109,7 +111,8 @@ class WorkerProcess(asyncio.BufferedProtocol):
         on_report: Callable[[Report], None],
         on_exit: Callable[[str], None],
     ) -> None:
-        self._on_report, self._on_exit = on_report, on_exit
+        self._on_report = on_report
+        self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._write)
         self._reader = MessageReader()
@@ -216,7 +219,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
                 self._check.check(report, time.monotonic_ns())
         except BadReport as error:
             self.is_believed = False
-            self.kill(f"it has reported what cannot be: {error}")
+            self.kill(f"it has sent an impossible report: {error}")
         return self.is_believed
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -35,11 +35,13 @@ async def drained(
 
 def waits_for(call_registry: CallRegistry, store: ResultStore, left_s: float) -> str:
     """Describe what a stop waits for now, and how long at most."""
-    calls, pictures, backlog = call_registry.num_open_calls, len(call_registry.unfetched()), store.backlog()
+    calls = call_registry.num_open_calls
+    pictures = len(call_registry.unfetched())
+    backlog = store.backlog()
     unwritten = "" if backlog.outlives_server else f"{counted(backlog.num_results, 'result')} not in their store, "
     return (
-        f"{counted(calls, 'call')} open, {counted(pictures, 'picture')} not fetched, {unwritten}"
-        f"at most {max(0.0, left_s):.0f} s"
+        f"{counted(calls, 'call')} open, {counted(pictures, 'image')} not fetched, {unwritten}at most "
+        f"{max(0.0, left_s):.0f} s"
     )
 
 

@@ -135,11 +135,13 @@ async def serve(
     signals = signals or Signals()
     journal = None if durable is None else DurableJournal(durable.journal, durable.given_pictures())
     give_back_large_blocks()
-    call_registry, store = new_call_registry(config, journal), new_store(config, engine.now_ns, durable)
+    call_registry = new_call_registry(config, journal)
+    store = new_store(config, engine.now_ns, durable)
     readiness = _not_started(engine, store, durable)
     kept: dict[str, Any] = {"call_registry": call_registry, "store": store, "data": durable and durable.data}
     app = create_app(engine, config, readiness=readiness, nodes=nodes, **kept)
-    loop, listener = asyncio.get_running_loop(), bind(config.host, config.port)
+    loop = asyncio.get_running_loop()
+    listener = bind(config.host, config.port)
     http, deadline_s = _http(app, listener, config, engine), loop.time()  # For a stop; set anew when one begins.
     chores = _chores(app, _url(config, listener), _reloading(app, config, reread), signals)
     async with _held(app, config, signals, listener, store, on_progress, chores):

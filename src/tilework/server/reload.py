@@ -80,7 +80,7 @@ class Reloading:
         if self.tenants.value.has_keys and not tenants.has_keys:
             where = "api_key" if self.config.tenants is None else f"api_key or in {self.config.tenants}"
             raise ConfigError(
-                f"no key is left, so that all could call; give one in {where}, or start the server again."
+                f"no key is left, so any client could call; give one in {where}, or start the server again."
             )
 
 

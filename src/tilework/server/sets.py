@@ -74,7 +74,8 @@ class OwnSet:
         return self._with_load(places) if self.has_started() else places
 
     def _with_load(self, places: SetRecord) -> SetRecord:
-        health, nodes = self.engine.health(), self.nodes
+        health = self.engine.health()
+        nodes = self.nodes
         use = self.use.use(self.engine.now_ns(), range(health.num_devices))
         backlog_s = s_from_ns(self.engine.backlog_ns())
         is_idle = health.num_jobs < health.num_devices_up
@@ -123,7 +124,8 @@ class Sets:
         """Keep this server's record, follow the registry, and manage nodes while this server leads, until cancelled."""
         self.own.url = url
         taken = f"set = {self.name!r} is in the registry already; stop that server, or give this one another --set"
-        key, ttl_s = SETS + self.name, _TTL_S
+        key = SETS + self.name
+        ttl_s = _TTL_S
         member = Member(self.registry, key, lambda _lease: encoded(self.own.record()), ttl_s=ttl_s, taken=taken)
         manager = NodeManager(self.registry, self.directory, self.name, self.rule)
         chores: Mapping[str, Chore] = {
@@ -171,9 +173,9 @@ def _check_reachable(config: ServerConfig, nodes: NodePlaces | None) -> None:
     """Check that others can reach this server. Raises ConfigError."""
     if config.public_url is None and config.host in _ANY_HOST:
         raise ConfigError(
-            f"host = {config.host!r} is no address that clients of other sets could be sent to; set TILEWORK_PUBLIC_URL"
+            f"host = {config.host!r} is no address that clients of other sets can reach; set TILEWORK_PUBLIC_URL"
         )
     if nodes is not None and nodes.host in _ANY_HOST:
         raise ConfigError(
-            f"agents = {nodes.host!r} is no address that agents could be told; give that of this machine in --agents"
+            f"agents = {nodes.host!r} is no address that agents can reach; give that of this machine in --agents"
         )

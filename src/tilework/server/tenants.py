@@ -181,9 +181,7 @@ def _tenants(file: _File, config: ServerConfig) -> Tenants:
     members = {name: _tenant(name, row, classes) for name, row in file.tenants.items()}
     for name, tenant in members.items():
         if not tenant.keys and name != DEFAULT_TENANT:
-            raise ConfigError(
-                f"tenants.{name} has no keys, so that no client could call as it; give it a list of keys."
-            )
+            raise ConfigError(f"tenants.{name} has no keys, so no client could call as it; give it a list of keys.")
     default = members.pop(DEFAULT_TENANT, Tenant())
     default = replace(default, keys=(*default.keys, *config.api_keys))
     exact_classes = frozenset(name for name, row in file.classes.items() if row.exact)
@@ -251,7 +249,7 @@ def _check_distinct(tenants: Tenants) -> None:
     for tenant in tenants.scoped:
         if seen.intersection(tenant.keys):
             setting, others = ("admin_key", "") if tenant.is_admin else ("metrics_key", ", of admin_key")
-            raise ConfigError(f"a key of {setting} is one of api_key{others} or of a tenant, too; give each its own.")
+            raise ConfigError(f"a key of {setting} is also one of api_key{others} or of a tenant; give each its own.")
         seen.update(tenant.keys)
     for tenant in tenants.members:
         for key in tenant.keys:

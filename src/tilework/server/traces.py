@@ -58,7 +58,8 @@ class Traces:
             "tilework.slo_s": status.slo_s,
             "tilework.slo_source": status.slo_source,
         }
-        parent, latency_s = self._propagator.extract(given), max(latencies_s, default=0.0)
+        parent = self._propagator.extract(given)
+        latency_s = max(latencies_s, default=0.0)
         reason = None if status.error is None else status.error.message
         call = self._span("call", record.arrived_s, latency_s, attributes, parent, reason)
         for image in status.images:

@@ -81,7 +81,8 @@ class Directory:
         self.leader = None if leader is None else decoded(LeaderRecord, leader.value)
         self.leader_epoch = 0 if leader is None else leader.created
         if not self.is_current or self._era != self._registry.era:
-            self._since_s, self._era = asyncio.get_running_loop().time(), self._registry.era
+            self._since_s = asyncio.get_running_loop().time()
+            self._era = self._registry.era
         self.is_current = True
         for waiting in self._waiting:
             if not waiting.done():

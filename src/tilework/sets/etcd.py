@@ -46,7 +46,8 @@ class EtcdRegistry:
     """A `Registry` in the etcd of these `urls`, members of one cluster, under the keys that begin with `prefix`."""
 
     def __init__(self, urls: Sequence[str], prefix: str = "tilework/") -> None:
-        self._urls, self._prefix = tuple(urls), prefix
+        self._urls = tuple(urls)
+        self._prefix = prefix
         self._first = 0  # The address that answered last.
         self._http = httpx.AsyncClient(timeout=_CALL_S, trust_env=False)
         self._cluster: int | None = None
@@ -173,7 +174,8 @@ class EtcdRegistry:
 
     async def _ask(self, number: int, path: str, body: Mapping[str, object], kind: type[Kind]) -> Kind:
         """Return the answer of one address. Raises RegistryLost, LeaseGone."""
-        before, era = self._revision, self.era
+        before = self._revision
+        era = self.era
         answer = await self._answer(self._url(number, path), body, kind)
         # Only reads and writes of keys go through the log of all members: others may lag behind.
         if issubclass(kind, Listed | Written) or answer.header.cluster_id != self._cluster:
@@ -212,9 +214,10 @@ class EtcdRegistry:
         self._listed = dict(entries)
 
     def _begin_era(self) -> None:
-        _log.warning("the registry has lost what it held, or is another one: all is written to it anew")
+        _log.warning("the registry has lost its data, or is another one: this server writes all entries again")
         self.era += 1
-        self._revision, self._listed = 0, {}
+        self._revision = 0
+        self._listed = {}
 
     async def _check_members(self) -> None:
         """Raise RegistryLost if the addresses that answer belong to several clusters: each would have a leader."""

@@ -38,7 +38,10 @@ class NodeManager:
     """The node manager of the server of the set `own`. It decides by `rule` while it leads."""
 
     def __init__(self, registry: Registry, directory: Directory, own: str, rule: UtilisationRule) -> None:
-        self._registry, self._directory, self._rule, self._own = registry, directory, rule, own
+        self._registry = registry
+        self._directory = directory
+        self._rule = rule
+        self._own = own
         record = encoded(LeaderRecord(set=own))
         self._member = Member(registry, LEADER, lambda _lease: record, ttl_s=TTL_S, retry_s=_RETRY_S)
         self._epoch: int | None = None
@@ -62,9 +65,12 @@ class NodeManager:
 
     async def _decide(self) -> None:
         """Make the changes that are due, if this server leads, and the copy shows that and all its earlier changes."""
-        epoch, directory, now_s = self._member.created, self._directory, asyncio.get_running_loop().time()
+        epoch = self._member.created
+        directory = self._directory
+        now_s = asyncio.get_running_loop().time()
         if epoch != self._epoch or not directory.is_current:
-            self._epoch, self._changed_s = epoch, now_s
+            self._epoch = epoch
+            self._changed_s = now_s
             self._presence.clear()
             self._written.clear()
         if epoch is None or not self._leads(epoch) or not all(self._knows(agent) for agent in self._written):
@@ -74,7 +80,8 @@ class NodeManager:
         self._presence.see(created, [one for one in homes if one is not None], now_s)
         if directory.current_for_s < STEADY_S:
             return
-        presence, window_s = self._presence, s_from_ns(self._rule.window_ns)
+        presence = self._presence
+        window_s = s_from_ns(self._rule.window_ns)
         due = moves(
             directory.sets,
             directory.agents,
@@ -98,7 +105,8 @@ class NodeManager:
     def _knows(self, agent: str) -> bool:
         """Return whether the copy has the route that was written for an agent, or the agent's lease has ended."""
         lease, revision = self._written[agent]
-        record, route = self._directory.agents.get(agent), self._directory.entries.get(ROUTES + agent)
+        record = self._directory.agents.get(agent)
+        route = self._directory.entries.get(ROUTES + agent)
         return record is None or record.lease != lease or (route is not None and route.changed >= revision)
 
     async def _write(self, due: Sequence[Move], epoch: int) -> None:

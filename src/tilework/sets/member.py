@@ -34,8 +34,13 @@ class Member:
         taken: str | None = None,
     ) -> None:
         """Prepare a record. `taken` is logged, once, if another owner has the key."""
-        self._registry, self._key, self._record, self._taken = registry, key, record, taken
-        self._ttl_s, self._beat_s, self._retry_s = ttl_s, beat_s, retry_s
+        self._registry = registry
+        self._key = key
+        self._record = record
+        self._taken = taken
+        self._ttl_s = ttl_s
+        self._beat_s = beat_s
+        self._retry_s = retry_s
         self._lease: int | None = None
         self._era = registry.era  # The era in which the lease was granted.
         self._written = b""

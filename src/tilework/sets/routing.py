@@ -28,7 +28,8 @@ class RoutedAgent:
 
     def __init__(self, registry: Registry, name: str, serve: Serve) -> None:
         self._directory = Directory(registry)
-        self._name, self._serve = name, serve
+        self._name = name
+        self._serve = serve
         self._set: str | None = None
         self._address: str | None = None
         self._lease: int | None = None  # The lease under which the newest route was written.
@@ -66,7 +67,9 @@ class RoutedAgent:
         while True:
             address = await self._directory.until(self._next_address)
             await self._leave()
-            self._address, self._leaves, self._is_asked = address, asyncio.Event(), False
+            self._address = address
+            self._leaves = asyncio.Event()
+            self._is_asked = False
             self._serving = asyncio.ensure_future(self._work(address, leaving))
 
     async def _work(self, address: str, leaving: asyncio.Event) -> None:
@@ -88,14 +91,16 @@ class RoutedAgent:
         While the set is missing, or the agent has no route, it stays where it is.
         """
         directory = self._directory
-        route, entry = directory.routes.get(self._name), directory.entries.get(ROUTES + self._name)
+        route = directory.routes.get(self._name)
+        entry = directory.entries.get(ROUTES + self._name)
         if route is None or entry is None or entry.lease != self._member.lease or route.set not in directory.sets:
             return None
         newest = self._seen if entry.lease == self._lease else (0, 0)
         stamp = (route.epoch, entry.changed)
         if stamp < newest:
             return None
-        self._lease, self._seen = entry.lease, stamp
+        self._lease = entry.lease
+        self._seen = stamp
         address = directory.sets[route.set].agents
         if address is None or address == self._address:
             return None

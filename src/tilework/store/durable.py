@@ -58,7 +58,7 @@ class DurableDirectory:
         try:
             self.path = make_own_folder(path)
         except NotOwn as error:
-            raise JournalUnusable(f"durable: {error}, since prompts, results and states lie there") from error
+            raise JournalUnusable(f"durable: {error}, since it holds prompts, results and states") from error
         self.disk = Disk(self.path)
         standby = Standby(self.path / _LOCK, partial(newest, self.path), times or LeaseTimes(), on_lost)
         with ExitStack() as stack:
@@ -113,7 +113,7 @@ class DurableDirectory:
         try:
             return GivenPictures(self.data / "pictures", self.disk.failed)
         except NotOwn as error:
-            raise JournalUnusable(f"durable: {error}, since pictures of clients lie there") from error
+            raise JournalUnusable(f"durable: {error}, since it holds images of clients") from error
         except FileExistsError as error:
             raise JournalUnusable(f"durable: {error.filename} is no folder; remove it") from error
 

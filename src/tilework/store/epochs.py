@@ -37,7 +37,8 @@ def enter(directory: Path, epoch: int) -> Path:
     A new epoch gets a folder with a copy of the journal; otherwise data of older epochs are removed. Raises OSError,
     sqlite3.Error.
     """
-    before, folder = newest(directory), folder_of(directory, epoch)
+    before = newest(directory)
+    folder = folder_of(directory, epoch)
     is_new = before < epoch
     if is_new:
         _copy(folder_of(directory, before), folder)

@@ -75,7 +75,8 @@ class FileStore(LocalStore):
         on_failed: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
         """Load earlier results. `on_failed` is called with each error of a write. Raises OSError."""
-        self._directory, self._on_failed = directory, on_failed
+        self._directory = directory
+        self._on_failed = on_failed
         self._index: Index[Path] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._numbers = count(self._load() + 1)

@@ -33,7 +33,8 @@ class GivenPictures:
 
     def __init__(self, folder: Path, on_failed: Callable[[OSError], None] = lambda _error: None) -> None:
         """Open the folder. `on_failed` is called, on any thread, with each error of a write. Raises NotOwn, OSError."""
-        self._folder, self._on_failed = make_own_folder(folder), on_failed
+        self._folder = make_own_folder(folder)
+        self._on_failed = on_failed
         self._held: dict[str, tuple[str, ...]] = {}
 
     async def write(self, contents: Sequence[bytes]) -> tuple[str, ...]:

@@ -98,7 +98,9 @@ class Journal:
         OSError.
         """
         path.touch(mode=0o600)  # It holds prompts; SQLite gives its other files the same mode.
-        self._path, self._on_failed, self._confirm = path, on_failed, confirm
+        self._path = path
+        self._on_failed = on_failed
+        self._confirm = confirm
         self._num_written = self._num_synced = 0  # Transactions.
         self._syncing: asyncio.Task[None] | None = None
         self._next_sync: asyncio.Task[None] | None = None

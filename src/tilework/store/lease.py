@@ -81,9 +81,12 @@ class Lease:
         `last_ns` is the time that the last owner's clock showed last; `now_ns` is the clock of this one. Raises
         OSError.
         """
-        self.path, self.descriptor, self.last_ns = path, descriptor, last_ns
+        self.path = path
+        self.descriptor = descriptor
+        self.last_ns = last_ns
         self.now_ns: Callable[[], int] = lambda: last_ns
-        self._times, self._on_lost = times, on_lost
+        self._times = times
+        self._on_lost = on_lost
         self._owner = Owner.this(epoch)
         self._standbys = open_standbys(path)
         self._until_ns = 0

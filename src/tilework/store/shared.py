@@ -16,7 +16,8 @@ class SharedStore(ABC):
     """
 
     def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
-        self.max_bytes, self._ttl_ns = max_bytes, ttl_ns
+        self.max_bytes = max_bytes
+        self._ttl_ns = ttl_ns
         self._own: Index[str] = Index(max_bytes=1 << 62, ttl_ns=ttl_ns)
 
     @property

@@ -62,14 +62,18 @@ class SpooledStore:
         now_ns: Callable[[], int],
     ) -> None:
         """Open the spool. Raises OSError if there is no place for it."""
-        self._shared, self._most_bytes, self._now_ns = shared, spool_bytes, now_ns
+        self._shared = shared
+        self._most_bytes = spool_bytes
+        self._now_ns = now_ns
         self._may_be_away = durable is not None and durable.was_served
         self._folder = None if durable is not None else PrivateFolder()
         if durable is not None:
-            self._disk, self._spool = durable.disk, durable.results(max_bytes=_NO_LIMIT, ttl_ns=ttl_ns)
+            self._disk = durable.disk
+            self._spool = durable.results(max_bytes=_NO_LIMIT, ttl_ns=ttl_ns)
         else:
             assert self._folder is not None
-            self._disk, place = Disk(self._folder.path), self._folder.path / "results"
+            self._disk = Disk(self._folder.path)
+            place = self._folder.path / "results"
             self._spool = FileStore(place, max_bytes=_NO_LIMIT, ttl_ns=ttl_ns, on_failed=self._disk.failed)
         self._outage: _Outage | None = None
         self._num_coming = self._bytes_coming = 0
@@ -145,8 +149,9 @@ class SpooledStore:
         room = self._most_bytes - self._spool.num_bytes - self._bytes_coming
         if not self._disk.problem and num_results * expected <= room:
             return None
-        num_bytes, problem = self._spool.num_bytes, self._disk.problem
-        full = f"{num_bytes} of {self._most_bytes} bytes on this server's disk are full of those that wait for it"
+        num_bytes = self._spool.num_bytes
+        problem = self._disk.problem
+        full = f"{num_bytes} of {self._most_bytes} bytes for waiting results on this server's disk are in use"
         why = f"this server's disk cannot be written ({problem})" if problem else full
         seconds = s_from_ns(self._now_ns() - self._outage.taken_ns)
         return f"their store has taken none for {seconds:.0f} seconds ({self._outage.reason}), and {why}"
@@ -212,7 +217,8 @@ class SpooledStore:
             try:
                 await self._write_next(self._outage)
             except StoreUnreachable as error:
-                self._outage.reason, self._outage.is_reached = str(error), False
+                self._outage.reason = str(error)
+                self._outage.is_reached = False
             except Exception:
                 _log.exception("results that wait for their store cannot be written; they are tried again")
             else:
@@ -238,7 +244,8 @@ class SpooledStore:
             await self._shared.reach()
         else:
             self._end_outage(outage)
-        outage.taken_ns, outage.is_reached = self._now_ns(), True
+        outage.taken_ns = self._now_ns()
+        outage.is_reached = True
 
     async def _write(self, kept: Kept) -> bool:
         """Write a result to the store, and return whether the store has taken it. The result may be deleted meanwhile.

@@ -34,8 +34,10 @@ class Standby:
         times: LeaseTimes,
         on_lost: Callable[[str], NoReturn],
     ) -> None:
-        self._path, self._newest_epoch = path, newest_epoch
-        self._times, self._on_lost = times, on_lost
+        self._path = path
+        self._newest_epoch = newest_epoch
+        self._times = times
+        self._on_lost = on_lost
         self._said, self._since_s = b"", 0.0
 
     def wait(self) -> Lease:

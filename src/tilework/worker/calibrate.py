@@ -157,7 +157,10 @@ class _Steps:
 
     def __init__(self, family: Family, stage: Stage, specs: Sequence[Spec], values: Mapping[Spec, Values]) -> None:
         assert stage.spec.steps is not None
-        self._family, self._stage, self._specs, self._values = family, stage, specs, values
+        self._family = family
+        self._stage = stage
+        self._specs = specs
+        self._values = values
         self._num_steps = stage.spec.steps.of(specs[0].steps)
         self._begin()
 

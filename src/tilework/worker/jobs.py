@@ -76,7 +76,8 @@ class HeldJob:
     def take_outputs(self, outputs: dict[str, Any]) -> None:
         """End the stage here with these outputs. Drops what no later stage reads; at the end keeps the result."""
         place = self.itinerary.at[self.begun_at]
-        self.begun_at, self.state = self.itinerary.ends[place.num_done], None
+        self.begun_at = self.itinerary.ends[place.num_done]
+        self.state = None
         if self.is_ended:
             self.values = outputs
             return
@@ -137,8 +138,10 @@ class HeldJob:
 
     def spill(self) -> None:
         """Drop all tensors."""
-        self._spilled_at, self._held_bytes = self.position, 0
-        self.values, self.state = {}, None
+        self._spilled_at = self.position
+        self._held_bytes = 0
+        self.values = {}
+        self.state = None
 
     def written(self, family: Family) -> dict[str, Any]:
         """Return the contents of the job's blob: its state between two steps, or the outputs of its latest stage."""

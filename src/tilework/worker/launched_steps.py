@@ -26,7 +26,9 @@ class LaunchedSteps:
     """
 
     def __init__(self, synchronize: Wait, mark: Mark | None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._synchronize, self._mark, self._now_ns = synchronize, mark, now_ns
+        self._synchronize = synchronize
+        self._mark = mark
+        self._now_ns = now_ns
         self._waits: deque[Wait] = deque()
         self._step_ns: int | None = None  # Of the latest step that is done.
         self._done_ns = now_ns()

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 _STATUS = Path("/proc/self/status")
-_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20
+_M_MMAP_THRESHOLD = -3
+_MAPPED_BYTES = 1 << 20
 _SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
 """Parts of the messages of torch, its allocators, cuDNN and cuBLAS, in lower case; most raise a RuntimeError."""
 
@@ -46,7 +47,8 @@ class Budget:
     """
 
     def __init__(self, device: torch.device, memory_bytes: int | None) -> None:
-        self._device, self._memory_bytes = device, memory_bytes
+        self._device = device
+        self._memory_bytes = memory_bytes
         if memory_bytes is not None and device.type == "cpu":
             _data_bytes()
             _glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)

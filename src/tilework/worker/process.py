@@ -189,7 +189,8 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
         name = family.info.name
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
-        families[name], components[name] = family, parts
+        families[name] = family
+        components[name] = parts
         loaded.append(replace(model, load_ns=time.monotonic_ns() - begin_ns))
     broken = {one.name: f"{one.name} cannot be loaded any more: {one.reason}" for one in not_loaded}
     models = Models(families, _device(sources[0]), weights, components, broken, loras)
@@ -296,7 +297,8 @@ class _Link:
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
         self.loads_ahead = LoadsAhead()
-        self._connection, self._sending = connection, Lock()
+        self._connection = connection
+        self._sending = Lock()
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
     def wait(self) -> None:

@@ -51,12 +51,13 @@ class NvmlCard:
             pynvml.nvmlInit()
             return NvmlCard(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
         except pynvml.NVMLError as error:
-            _log.info("NVML does not tell of the card %s: %s", uuid, error)
+            _log.info("NVML reports nothing of the card %s: %s", uuid, error)
             return None
 
     def read(self) -> CardReading:
         """Read the card's values now; takes a few milliseconds, and waits for no kernel."""
-        nvml, asked = self.nvml, self._asked
+        nvml = self.nvml
+        asked = self._asked
         memory = asked(nvml.nvmlDeviceGetMemoryInfo)
         clock_mhz, most_mhz = (
             asked(one, nvml.NVML_CLOCK_SM) for one in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)

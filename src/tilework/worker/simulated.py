@@ -29,8 +29,10 @@ from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.video.export import video_file
 
 _SIDE_MULTIPLE = 16
-_LATENT_CHANNELS, _PIXELS_PER_LATENT = 16, 8
-_VIDEO_SIDE, _FPS = 64, 16.0
+_LATENT_CHANNELS = 16
+_PIXELS_PER_LATENT = 8
+_VIDEO_SIDE = 64
+_FPS = 16.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -161,7 +163,8 @@ class SimulatedFamily:
 
     def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> SimulatedState:
         state = self.begin(stage, spec, values)
-        state.latents, state.steps_done = exported["latents"], exported["steps_done"]
+        state.latents = exported["latents"]
+        state.steps_done = exported["steps_done"]
         return state
 
     def _run_ns(self, stage: str, shapes: Sequence[Shape], degree: int) -> int:

@@ -37,7 +37,8 @@ class StateBlobs:
     """
 
     def __init__(self, directory: Path, device_id: int, patience_s: float = 10.0, copies: Copies = DIRECT) -> None:
-        self._directory, self.copies = directory, copies
+        self._directory = directory
+        self.copies = copies
         self._patience_s = patience_s
         self._prefix = f"{device_id}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
@@ -106,7 +107,8 @@ def _read_all(descriptor: int, length: int, size: int, copies: Copies) -> memory
     """Read the next `length` bytes of a file of `size` bytes; allocate no more than that, whatever the file says."""
     if length > size:
         raise TruncatedStateBlob(f"a blob of {size} bytes ends before {length} more")
-    memory, filled = room(length, copies), 0
+    memory = room(length, copies)
+    filled = 0
     while filled < length:
         got = os.readv(descriptor, [memory[filled:]])
         if not got:

@@ -61,7 +61,8 @@ class Steps:
         self._family = family
         self._jobs = jobs
         self._work_id = work_id
-        self._comm, self._leads = comm, leads(comm)
+        self._comm = comm
+        self._leads = leads(comm)
         self._works = works
         self._emit = emit
         shares = len(jobs) > 1 or jobs[0].job.spec.cache is not None

@@ -94,13 +94,16 @@ class Worker:
         self._works = works
         self._groups = groups
         self._blobs = blobs
-        self._emit, self._emit_made = emit, emit_made or (lambda make: emit(make()))
+        self._emit = emit
+        self._emit_made = emit_made or (lambda make: emit(make()))
         self._budget = budget or Budget(models.device, None)
-        self._jobs, self._states_bytes = Jobs(), states_bytes
+        self._jobs = Jobs()
+        self._states_bytes = states_bytes
         self._cache = PatchCache(cache_bytes)
         self._num_returns = 0
         self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
-        self._loads, self._loads_ahead = Loads(models, self._budget, emit), loads_ahead
+        self._loads = Loads(models, self._budget, emit)
+        self._loads_ahead = loads_ahead
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
         self._results: tuple[_Result, ...] = ()  # Of the jobs that the running work has ended.
 

@@ -421,7 +421,7 @@ def test_a_start_without_enough_nodes_says_what_to_do() -> None:
     async def test() -> None:
         wanted = config()
         executor = NodesExecutor(replace(wanted, each=replace(wanted.each, start_timeout_s=0.05)))
-        with pytest.raises(WorkerStartFailed, match=r"0 of 2 nodes came within 0.05 s; .* tilework agent"):
+        with pytest.raises(WorkerStartFailed, match=r"0 of 2 nodes connected within 0.05 s; .* tilework agent"):
             await executor.start(Heard())
 
     run(test())
@@ -430,12 +430,12 @@ def test_a_start_without_enough_nodes_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"num_nodes": 0}, "nodes = 0 cannot be had"),
-        ({"least_nodes": 3}, "least nodes = 3 cannot be had"),
-        ({"state_copies": 3}, "state copies = 3 cannot be had; give 1 to 2"),
+        ({"num_nodes": 0}, "nodes = 0 is not possible"),
+        ({"least_nodes": 3}, "least nodes = 3 is not possible"),
+        ({"state_copies": 3}, "state copies = 3 is not possible; give 1 to 2"),
         ({"host": "0.0.0.0", "token": b""}, "set TILEWORK_CLUSTER_TOKEN"),
         ({"each": with_devices(0, 4)}, "devices of toy has 4, and 2 nodes have 4 together, from 0; leave it out"),
-        ({"each": with_devices(2)}, "none of node 0, which would not know the model; name one of each node"),
+        ({"each": with_devices(2)}, "none of node 0, so that node would not know the model; name one of each node"),
         ({"each": replace(with_devices(0, 2), cell_size=2)}, "devices of toy has 2, and 2 nodes have 2 together"),
     ],
 )

@@ -163,7 +163,7 @@ SIZES = "vae.safetensors differs from node 0's (sizes 1,236 and 1,234)"
         (contents(vae=LARGE), SIZES),
         (contents(vae=OTHER), "vae.safetensors differs from node 0's (both have 1,234 bytes)"),
         (contents(), "it has no vae.safetensors, which node 0 has"),
-        (contents(vae=SMALL, unet=SMALL), "it has unet.safetensors, which node 0 has not"),
+        (contents(vae=SMALL, unet=SMALL), "it has unet.safetensors, which node 0 does not have"),
     ],
 )
 @pytest.mark.parametrize("is_late", [False, True])

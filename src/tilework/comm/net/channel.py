@@ -17,7 +17,9 @@ class Channel:
     """Messages over a connection whose handshake is done (`handshake`), in one epoch."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: Codec, epoch: int) -> None:
-        self._reader, self._writer, self._codec = reader, writer, codec
+        self._reader = reader
+        self._writer = writer
+        self._codec = codec
         self.epoch = epoch
 
     @property

@@ -28,7 +28,9 @@ class FileServer:
     """Lets other nodes fetch the files of a directory, in one epoch. `port` is known once it has started."""
 
     def __init__(self, directory: Path, token: bytes, epoch: int) -> None:
-        self._directory, self._token, self._epoch = directory, token, epoch
+        self._directory = directory
+        self._token = token
+        self._epoch = epoch
         self._server: asyncio.Server | None = None
         self.port = 0
 

@@ -40,7 +40,8 @@ async def admit(
     async with asyncio.timeout(TIMEOUT_S):
         writer.writelines(frame(ours, 0))
         answer = await _answer(reader, _NONCE_BYTES + _PROOF_BYTES + len(digest))
-        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES : _NONCE_BYTES + _PROOF_BYTES]
+        theirs = answer[:_NONCE_BYTES]
+        proof = answer[_NONCE_BYTES : _NONCE_BYTES + _PROOF_BYTES]
         if not hmac.compare_digest(proof, _proof(token, b"joins", ours, theirs)):
             await _refuse(writer, b"token")
         if answer[_NONCE_BYTES + _PROOF_BYTES :] != digest:

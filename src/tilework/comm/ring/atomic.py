@@ -80,7 +80,8 @@ class AtomicTransport(Transport):
 
     def _look(self, window: Window, limit: int) -> list[_Seen]:
         """Return the entries that have changed. Moves the window's `scan` and nothing else."""
-        layout, (slot, unit) = self.layout, window.scan
+        layout = self.layout
+        slot, unit = window.scan
         waiting = [(*entry.position, entry.word) for entry in window.undecided.values()]
         seen, *scan = _native.look(
             self._view,

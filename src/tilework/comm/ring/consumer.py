@@ -58,8 +58,11 @@ class Message:
     def __init__(
         self, header: bytes, payload: memoryview, producer: tuple[int, int], slot: int, release: Callable[[int], None]
     ) -> None:
-        self.header, self.payload, self.producer = header, payload, producer
-        self._slot, self._release = slot, release
+        self.header = header
+        self.payload = payload
+        self.producer = producer
+        self._slot = slot
+        self._release = release
 
     def release(self) -> None:
         """Free the bytes of the payload; call once. `payload` cannot be read any more.
@@ -90,12 +93,14 @@ class Ring:
     """
 
     def __init__(self, site: Site, abandon_after_s: float, fence_after_s: float | None) -> None:
-        self._site, self._layout = site, site.layout
+        self._site = site
+        self._layout = site.layout
         self._abandon_after_ns = round(abandon_after_s * 1e9)
         self._fence_after_ns = None if fence_after_s is None else round(fence_after_s * 1e9)
         self.is_one_sided = site.is_one_sided
         """False if the C extension is missing: then a stopped producer can stop all others."""
-        self._memory, self._transport = site.memory, site.transport
+        self._memory = site.memory
+        self._transport = site.transport
         self._view = memoryview(self._memory).toreadonly()
         self._window = self._transport.recover(_soon())
         self._members = Members(self._transport.epochs)
@@ -352,7 +357,7 @@ class Ring:
                 continue
             member = self._members.present.get(entry.owner)
             if member is None:
-                raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which there is not")
+                raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which does not exist")
             if entry.state == State.RESERVED:
                 if now_ns - since_ns >= self._abandon_after_ns:
                     self._abandoned += self._transport.abandon(slot, entry.word, _soon())

@@ -67,7 +67,8 @@ class Producer:
 
     def _begin(self, attachment: Attachment) -> None:
         """Write to the ring as the owner that was granted."""
-        self._attachment, self._transport = attachment, attachment.transport
+        self._attachment = attachment
+        self._transport = attachment.transport
 
     def _end(self) -> None:
         """Stop writing as this owner."""
@@ -121,7 +122,9 @@ class Producer:
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + round(timeout_s * 1e9)
         yield from self._see_to_consumer(now_ns)
-        next_index, pause_s, peers = 0, _LEAST_PAUSE_S, None
+        next_index = 0
+        pause_s = _LEAST_PAUSE_S
+        peers = None
         while True:
             count, outcome = self._try(messages, next_index, deadline_ns)
             next_index += count
@@ -136,7 +139,8 @@ class Producer:
                 continue
             if count or peers is None:
                 self.stats.waits += 1
-                pause_s, peers = _LEAST_PAUSE_S, _Peers(now_ns)
+                pause_s = _LEAST_PAUSE_S
+                peers = _Peers(now_ns)
             yield from self._see_to_consumer(now_ns)
             self._look_at_peers(peers, now_ns, max(deadline_ns, now_ns + _VERB_NS))
             yield pause_s
@@ -148,7 +152,8 @@ class Producer:
         if now_ns - peers.since_ns >= self._attachment.abandon_after_ns:
             for slot, word in peers.reserved:
                 self._transport.abandon(slot, word, deadline_ns)
-            peers.since_ns, peers.reserved = now_ns, self._transport.find_reserved(deadline_ns)
+            peers.since_ns = now_ns
+            peers.reserved = self._transport.find_reserved(deadline_ns)
 
     def _try(self, messages: list[Message], first: int, deadline_ns: int) -> tuple[int, int]:
         ring = self._attachment

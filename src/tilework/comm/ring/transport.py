@@ -55,7 +55,9 @@ class Transport:
 
     def __init__(self, layout: Layout, memory: Memory, view: mmap | bytes, is_checked: bool) -> None:
         self.layout = layout
-        self._memory, self._view, self._is_checked = memory, view, is_checked
+        self._memory = memory
+        self._view = view
+        self._is_checked = is_checked
         self._checksum: Checksum | None = memory.checksum if is_checked else None
         self.epochs = array("I", [0] * MAX_OWNERS)
         """Epochs of the present holders, by owner id: the consumer takes no entry of a former holder."""
@@ -93,7 +95,8 @@ class Transport:
         return Outcome.SENT if is_sent else Outcome.LOST
 
     def _ring(self, bell: int, deadline_ns: int) -> None:
-        memory, offset = self._memory, self.layout.bell
+        memory = self._memory
+        offset = self.layout.bell
         if bell >= 0 and memory.cas64(offset, 1, 0, deadline_ns=deadline_ns) == 1:
             with suppress(OSError):  # The bell's buffer is full, or the consumer is gone.
                 os.write(bell, _RING)

@@ -149,7 +149,8 @@ class Device:
             left = tuple(one for one in load.components if one not in dropped)
             if len(left) < len(load.components):
                 load.left_ns = load.left_ns * num_bytes(left) // max(1, num_bytes(load.components))
-                load.components, load.is_measured = left, False
+                load.components = left
+                load.is_measured = False
 
     def release_loads(self, work: Work, needed: Callable[[Stage], Sequence[Component]], *, has_run: bool) -> None:
         """Let other works, or none, wait for the loads of a work that ends. If it has run, what it needed is there.
@@ -160,7 +161,8 @@ class Device:
         self.note_change()
         for load in [one for one in self.loads.values() if one.work_id == work.work_id]:
             if has_run and set(load.components) <= set(needed(work.stage)):
-                load.is_there, load.left_ns = True, 0
+                load.is_there = True
+                load.left_ns = 0
                 continue
             others = (one for one in self.works if one is not work)
             waits = next((one for one in others if not set(needed(one.stage)).isdisjoint(load.components)), None)

@@ -61,7 +61,8 @@ class DeviceSet:
         return widest
 
     def add(self, device: Device) -> None:
-        device_id, kind = device.device_id, device.kind
+        device_id = device.device_id
+        kind = device.kind
         assert device_id not in self.by_id, f"device {device_id} has joined before"
         self.by_id[device_id] = device
         if kind is DeviceKind.CPU:

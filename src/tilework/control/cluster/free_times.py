@@ -64,7 +64,8 @@ class FreeTimes:
     def ascending(self) -> list[int]:
         """Return when the devices are free, ascending, in a new list."""
         self._update()
-        now_ns, free_ns = self._now.ns, self._free_ns.copy()
+        now_ns = self._now.ns
+        free_ns = self._free_ns.copy()
         for late in self._late():
             del free_ns[bisect_left(free_ns, late.free_ns)]
             insort(free_ns, late.free_ns + now_ns - late.head_ns)

@@ -81,8 +81,10 @@ class Job:
     def _set_committed(self, cursor: Cursor) -> None:
         """Set `committed` and what follows from it: policies read these far more often than they change."""
         is_on_slot = bool(self.works) and self.works[-1].stage.kind is DeviceKind.CPU
-        self.committed, self.left = cursor, cursor.itinerary.at[cursor.itinerary.length] if is_on_slot else cursor.leg
-        self.stage, self.num_steps_left = self.left.stage, self.left.num_steps_left
+        self.committed = cursor
+        self.left = cursor.itinerary.at[cursor.itinerary.length] if is_on_slot else cursor.leg
+        self.stage = self.left.stage
+        self.num_steps_left = self.left.num_steps_left
 
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""
@@ -98,7 +100,8 @@ class Job:
         if not self.works:
             self.stops_at = None
         if steps_done:
-            self.done, self.has_advanced = self.done.advanced(steps_done), True
+            self.done = self.done.advanced(steps_done)
+            self.has_advanced = True
             self.done_devices = tuple(device_id for device_id in work.devices if device_id in self.holders)
         if steps_done < work.num_steps or was_stopping or work.stage.kind is DeviceKind.CPU:
             self._commit()
@@ -115,7 +118,8 @@ class Job:
     def stop_at(self, position: int) -> None:
         """Note that its works were told to stop, and are predicted to end at this position."""
         self.change(JobEvent.STOP)
-        self.stops_at, self.has_advanced = position, False
+        self.stops_at = position
+        self.has_advanced = False
         self._commit()
 
     @property
@@ -125,7 +129,8 @@ class Job:
 
     def use_cache(self, itinerary: Itinerary) -> None:
         """Use its spare cache after its committed works, on this way, which differs only in the cache."""
-        self.request, self.done = self.request.with_spare_cache, itinerary.at[self.done.position]
+        self.request = self.request.with_spare_cache
+        self.done = itinerary.at[self.done.position]
         self._commit()
 
     @property
@@ -150,6 +155,7 @@ class Job:
             assert position <= self.done.position, f"job {self.job_id} goes forward to {position}"
             self.done = self.done.itinerary.at[position]
         self.attempt += 1
-        self.stops_at, self.done_devices = None, ()
+        self.stops_at = None
+        self.done_devices = ()
         self.works.clear()
         self._commit()

@@ -27,7 +27,7 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """Change in the life of a job: an edge of the table of states."""
+    """Event in the life of a job."""
 
     START = "start"  # A work of it is committed to devices.
     STOP = "stop"  # Its works are told to stop.

@@ -77,7 +77,8 @@ class Load:
 
     def enter(self, job: Job) -> None:
         """Count a job that is new, or that was dropped to best effort and left its former line before (`leave`)."""
-        request, device_ns = job.request, job.demand.device_ns
+        request = job.request
+        device_ns = job.demand.device_ns
         tenant_load = self._tenants.setdefault(request.tenant, _TenantLoad(request.tenant_weight))
         tenant_load.weight = request.tenant_weight
         tenant_load.num_jobs += 1

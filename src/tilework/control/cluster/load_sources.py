@@ -50,7 +50,8 @@ class LoadSources:
 
         If the host needs room, it forgets `forgets` first. It does not keep components that no pipeline needs any more.
         """
-        host, known = self._hosts.get(node) or Memory(self._costs.host_bytes), self._costs.all_components
+        host = self._hosts.get(node) or Memory(self._costs.host_bytes)
+        known = self._costs.all_components
         self._hosts[node] = host.with_read([one for one in components if one in known], forgets)
         self.changed(node)
 
@@ -114,8 +115,10 @@ class LoadSources:
         """Return how long a device loads before it can run a stage.
         It loads the components that it lacks, from the quickest sources, and ends the loads of them that it has begun.
         """
-        known, key = self._known_ns.setdefault(device.node, Bounded()), (device.device_id, stage)
-        known_ns, wanted = known.get(key), self._costs.components(stage)
+        known = self._known_ns.setdefault(device.node, Bounded())
+        key = (device.device_id, stage)
+        known_ns = known.get(key)
+        wanted = self._costs.components(stage)
         if known_ns is None:
             have = device.memory.components
             lacking = [one for one in dict.fromkeys(wanted) if one not in have]

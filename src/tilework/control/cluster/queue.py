@@ -104,7 +104,8 @@ class WaitingQueue:
         demands = block.demands[start:end]
         while number and len(demands) < _ONE_BY_ONE:
             number -= 1
-            block, missing = self._blocks[number], _ONE_BY_ONE - len(demands)
+            block = self._blocks[number]
+            missing = _ONE_BY_ONE - len(demands)
             demands = block.demands[-missing:] + demands
             volume_ns -= sum(block.volumes_ns[-missing:])
         return Ahead(volume_ns, demands)
@@ -143,7 +144,8 @@ class WaitingQueues:
         """Return `WaitingQueue.ahead` over all queues; of each queue only its `share` counts, given its devices."""
         if len(self._queues) == 1 and share(None) == 1:  # The usual case.
             return self._queues[None].ahead(key)
-        volume_ns, demands = 0, list[Demand]()
+        volume_ns = 0
+        demands: list[Demand] = []
         for within, queue in self._queues.items():
             part = share(within)
             if part and queue:

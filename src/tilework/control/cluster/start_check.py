@@ -14,7 +14,8 @@ from tilework.core.work import Start
 def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device], pools: Pools) -> None:
     """Assert that a start of these jobs on these devices is legal."""
     assert devices, f"jobs {start.job_ids} are started on no device"
-    node, kind = devices[0].node, start.stage.kind
+    node = devices[0].node
+    kind = start.stage.kind
     for device in devices:
         assert device.node == node, f"{start.devices} spans nodes"
         assert device.pool == devices[0].pool or device.kind is DeviceKind.CPU, f"{start.devices} spans pools"

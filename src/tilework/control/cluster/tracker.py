@@ -261,7 +261,8 @@ class Tracker:
         """Note the components that a device will have, and renew the reservations that relied on the dropped ones."""
         device = self._devices.by_id[device_id]
         before, after = set(device.memory.components), set(memory.components)
-        device.memory, dropped = memory, before - after
+        device.memory = memory
+        dropped = before - after
         if before != after:
             self.sources.changed(device.node)
             self._check_device(device)
@@ -277,7 +278,8 @@ class Tracker:
 
     def change_links(self, alone: Group, *, is_linking: bool) -> None:
         """Note which accelerators form no groups, each a pool of its own, and whether that changes soon."""
-        self._alone, self.is_linking = frozenset(alone), is_linking
+        self._alone = frozenset(alone)
+        self.is_linking = is_linking
         self._devices.regroup(lambda device: self._pool(device.node, device.device_id), for_good=False)
 
     def _pool(self, node: int, device_id: int) -> int:
@@ -292,7 +294,8 @@ class Tracker:
             self._check_device(device)
 
     def _check_device(self, device: Device) -> None:
-        memory, wanted = device.memory, self._costs.all_components
+        memory = device.memory
+        wanted = self._costs.all_components
         has_room = memory.total_bytes is None or self._costs.most_bytes <= memory.total_bytes
         if has_room and memory.has(wanted):
             self._lacking.discard(device.device_id)
@@ -355,7 +358,9 @@ class Tracker:
         if job.state is JobState.WAITING:
             self._leave(job)
         self._load.leave(job)
-        job.dropped_to_best_effort, job.urgency_ns, job.delay_ns = True, urgency_ns, delay_ns
+        job.dropped_to_best_effort = True
+        job.urgency_ns = urgency_ns
+        job.delay_ns = delay_ns
         self._load.enter(job)
         self._promises.remove(job)
         if job.state is JobState.WAITING:
@@ -546,7 +551,8 @@ class Tracker:
         for job in jobs:
             job.end(work, steps_done)
             if steps_done:
-                job.failures, job.last_error = 0, ""
+                job.failures = 0
+                job.last_error = ""
             if job.state not in HAS_WORKS:
                 del self._busy[job.job_id]
                 if job.state is JobState.WAITING:
@@ -595,7 +601,8 @@ class Tracker:
         return queue
 
     def boundaries(self) -> list[Boundary]:
-        found, seen = [], set[int]()
+        found = []
+        seen: set[int] = set()
         for job in self._busy.values():
             if job.job_id not in seen:
                 jobs = self.sharing(job)
@@ -611,7 +618,8 @@ class Tracker:
         It is not known if other works wait behind theirs on a device, or if one of theirs is on a CPU slot.
         """
         works = self._in_flight(jobs)
-        ends, free_ns = self._stops.ends_of(works, self._requests_of), dict[int, int]()
+        ends = self._stops.ends_of(works, self._requests_of)
+        free_ns: dict[int, int] = {}
         for work in works:
             for device_id in work.devices:
                 device = self._devices.by_id.get(device_id)

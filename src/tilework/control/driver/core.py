@@ -54,7 +54,8 @@ class DriverCore:
 
     def attach(self, controller: Controller) -> None:
         """Use this controller from now on; it may have been rebuilt from its log."""
-        self._tracker, self._costs = controller.tracker, controller.costs
+        self._tracker = controller.tracker
+        self._costs = controller.costs
         self._watchdog = Watchdog(controller.tracker, controller.costs, self._config)
 
     # Queries of the driver.
@@ -297,7 +298,8 @@ class DriverCore:
         killed at once.
         """
         for work in self._watchdog.check():
-            in_flight, limit_ns = self._in_flight.get(work.work_id), self._watchdog.limit_ns(work)
+            in_flight = self._in_flight.get(work.work_id)
+            limit_ns = self._watchdog.limit_ns(work)
             if in_flight is None:
                 continue
             yield ReportStuck(work, limit_ns)
@@ -313,7 +315,8 @@ class DriverCore:
 
     def _members(self, work: Work) -> dict[int, int]:
         """Return the jobs that a work still belongs to, each with its position before the work."""
-        jobs, found = self._tracker.jobs, dict[int, int]()
+        jobs = self._tracker.jobs
+        found: dict[int, int] = {}
         for one in work.members:
             job = jobs.get(one.job_id)
             if job is not None and job.attempt == one.attempt:

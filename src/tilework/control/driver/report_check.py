@@ -142,7 +142,7 @@ class ReportCheck:
             _check(len(results) + len(absent) == len(work.members), "results", results, work)
         self._blobs(work, ended.blobs)
         for image in ended.images.values():
-            _check(_is_whole(image), "a picture", image, work)
+            _check(_is_whole(image), "an image", image, work)
 
     def _blobs(self, work: _SentWork, blobs: Mapping[int, StateBlob]) -> None:
         names = [blob.name for blob in blobs.values()]

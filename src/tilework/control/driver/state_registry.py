@@ -116,7 +116,9 @@ class StateRegistry:
 
         Returns the earlier positions of jobs that cannot go on from there, and their blobs of what comes after these.
         """
-        lost, back, outdated = set(gone), dict[int, int](), list[StateBlob]()
+        lost = set(gone)
+        back: dict[int, int] = {}
+        outdated: list[StateBlob] = []
         for job_id, job in self._jobs.items():
             left = {place: blob for place, blob in job.blobs.items() if blob not in lost}
             if len(left) == len(job.blobs):
@@ -161,7 +163,8 @@ class StateRegistry:
             job = self._jobs[move.job_id]
             ends = [job.itinerary.ends[index] for index in move.stages]
             places = ends if position in job.itinerary.ends else [*ends, position]
-            move.delivers, move.position = True, position
+            move.delivers = True
+            move.position = position
             move.states = tuple([state for place in places if (state := job.saved(place)) is not None])
         return move
 

@@ -46,7 +46,10 @@ class NodeBlobs:
     """
 
     def __init__(self, nodes: Mapping[int, BlobNode], *, fetch_s: float, copies: int, prefix: str) -> None:
-        self._nodes, self._fetch_s, self._copies, self._prefix = nodes, fetch_s, copies, prefix
+        self._nodes = nodes
+        self._fetch_s = fetch_s
+        self._copies = copies
+        self._prefix = prefix
         self._places = BlobPlaces()
         self._ids = count(1)
 

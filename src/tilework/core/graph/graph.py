@@ -132,7 +132,7 @@ def _check(specs: Sequence[StageSpec]) -> None:
     for what, used in (("stage", names), ("output", [name for spec in specs for name in spec.outputs])):
         twice = {name for name in used if used.count(name) > 1}
         if twice:
-            raise BadGraph(f"the {what} {min(twice)!r} is there twice; rename one")
+            raise BadGraph(f"the {what} {min(twice)!r} comes twice; rename one")
     for spec in specs:
         if spec.previews and spec.previews not in names:
             raise BadGraph(
@@ -166,12 +166,14 @@ def _check_results(specs: Sequence[StageSpec]) -> None:
 def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
     """Return the stages in an order in which they can run. Raises BadGraph."""
     written = {name for spec in specs for name in spec.outputs}
-    ready, left, found = set[str](), list(specs), list[StageSpec]()
+    ready: set[str] = set()
+    left = list(specs)
+    found: list[StageSpec] = []
     while left:
         runnable = next((spec for spec in left if written.intersection(spec.inputs) <= ready), None)
         if runnable is None:
             raise BadGraph(
-                f"the inputs of {', '.join(spec.name for spec in left)} wait for each other; break the circle"
+                f"the inputs of {', '.join(spec.name for spec in left)} wait for each other; break the cycle"
             )
         left.remove(runnable)
         found.append(runnable)
@@ -180,7 +182,7 @@ def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
     last = [spec.name for spec in found if read.isdisjoint(spec.outputs)]
     if last != [found[-1].name] if found else True:
         raise BadGraph(
-            f"no other stage reads the outputs of {', '.join(last) or 'any'}; expected that of one, the last"
+            f"no other stage reads the outputs of {', '.join(last) or 'any'}; expected one such stage, the last"
         )
     return found
 

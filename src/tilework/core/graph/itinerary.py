@@ -56,7 +56,8 @@ class Itinerary:
 
     def _legs(self, parts: Sequence[Piece]) -> tuple[Itinerary, ...]:
         on_slots = [index for index, stage in enumerate(self.stages) if stage.kind is DeviceKind.CPU]
-        legs, is_leg = [], bool(self.following)
+        legs = []
+        is_leg = bool(self.following)
         for index in range(len(parts) + 1):
             end = next((slot for slot in on_slots if slot >= index), None)
             if end is None or is_leg:
@@ -73,10 +74,12 @@ class _Cursors(dict[int, Cursor]):
 
     def __init__(self, itinerary: Itinerary, parts: tuple[Piece, ...]) -> None:
         super().__init__()
-        self._itinerary, self._parts = itinerary, parts
+        self._itinerary = itinerary
+        self._parts = parts
 
     def __missing__(self, position: int) -> Cursor:
-        way, parts = self._itinerary, self._parts
+        way = self._itinerary
+        parts = self._parts
         if not 0 <= position <= way.length:
             raise IndexError(f"a way of {way.length} positions has no position {position}")
         index = bisect_right(way.ends, position)

@@ -45,7 +45,10 @@ class Cursor:
     )
 
     def __init__(self, itinerary: Itinerary, position: int, num_done: int, pieces: tuple[Piece, ...]) -> None:
-        self.itinerary, self.position, self.num_done, self.pieces = itinerary, position, num_done, pieces
+        self.itinerary = itinerary
+        self.position = position
+        self.num_done = num_done
+        self.pieces = pieces
         self.stage: Stage | None
         self.stepped: Stage | None
         self.stage, self.num_left_here = pieces[0] if pieces else (None, 0)

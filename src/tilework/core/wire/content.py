@@ -37,7 +37,7 @@ def first_difference(one: ModelContent, other: ModelContent, owner: str) -> str 
     """
     for name in sorted({*one, *other}):
         if name not in other:
-            return f"it has {name}, which {owner} has not"
+            return f"it has {name}, which {owner} does not have"
         if name not in one:
             return f"it has no {name}, which {owner} has"
         if not one[name].may_equal(other[name]):

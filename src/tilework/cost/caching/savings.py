@@ -46,7 +46,8 @@ class CacheSavings:
     """
 
     def __init__(self, rows: Iterable[CostRow], prices: Prices, frames_per_latent: int) -> None:
-        self._prices, self._frames_per_latent = prices, frames_per_latent
+        self._prices = prices
+        self._frames_per_latent = frames_per_latent
         alone: dict[CacheChoice, list[tuple[float, CostRow]]] = {}
         self._together: dict[tuple[CacheChoice, tuple[ShapeKey, ...]], CostRow] = {}
         for row in rows:

@@ -59,7 +59,8 @@ class Bands:
         Raises:
             RuntimeError: bands have fewer rows than the padding.
         """
-        count, rows = pad[2], tensor.shape[_ROWS]
+        count = pad[2]
+        rows = tensor.shape[_ROWS]
         if min(self._scaled(rows, self._lengths[self.group.rank])) < count:
             raise RuntimeError(f"a layer looks {count} rows far, and bands have fewer; use degree 1")
         above, below = self.group.traded(
@@ -158,7 +159,8 @@ def _convolution(
     if stride[_ROWS] != 1 or dilation[_ROWS] != 1 or padding[_ROWS] not in (0, reach):
         raise RuntimeError("a convolution that makes other numbers of rows cannot be shared; use degree 1")
     if padding[_ROWS]:
-        rows, padding = bands.padded(rows, (0, 0, reach, reach)), (*padding[:_ROWS], 0, padding[-1])
+        rows = bands.padded(rows, (0, 0, reach, reach))
+        padding = (*padding[:_ROWS], 0, padding[-1])
     return stock(rows, weight, bias, stride, padding, dilation, groups)
 
 

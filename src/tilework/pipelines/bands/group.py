@@ -19,7 +19,8 @@ class DecodeGroup:
     """
 
     def __init__(self, comm: Comm | None, device: torch.device) -> None:
-        self._comm, self._device = comm, device
+        self._comm = comm
+        self._device = device
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
 
     def of(self, root: int, tensor: Tensor | None) -> Tensor:

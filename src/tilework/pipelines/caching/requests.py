@@ -22,9 +22,9 @@ def reuse_of(spec: Spec, size: Size, default_height: int, multiple: int) -> Reus
     if spec.cache is None or spec.cache.kind.is_of_steps:
         return None
     if any(side % multiple for side in size):
-        return f"a side of the picture, {spec.width} x {spec.height} px, cannot be halved as often as the model does"
+        return f"a side of the image, {spec.width} x {spec.height} px, cannot be halved as often as the model does"
     cap = size[0] * default_height // (spec.height * _PER_SIDE)
     patch = choose_patch([size], multiple, cap)
     if math.prod(patch) < cap * cap * _LEAST_SHARE:
-        return f"the sides of the picture, {spec.width} x {spec.height} px, have no divisor near that of others"
+        return f"the sides of the image, {spec.width} x {spec.height} px, have no divisor near that of others"
     return Reuse(threshold=spec.cache.value, whole=spec.cache.kind is CacheKind.IMAGE, patch=patch)

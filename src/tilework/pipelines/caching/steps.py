@@ -90,7 +90,8 @@ class StepCache:
     """Data that the calls of a request keep for its later ones, and the effect so far: `use`."""
 
     def __init__(self, owner: StepCaches, choice: CacheChoice) -> None:
-        self._owner, self._choice = owner, choice
+        self._owner = owner
+        self._choice = choice
         self._hooked: dict[nn.Module, _HookedModel] = {}
         self.use = CacheUse()
 
@@ -151,7 +152,9 @@ class _HookedModel:
     def __init__(self, model: nn.Module, choice: CacheChoice) -> None:
         row = STEP_BLOCKS[type(model).__name__]
         blocks = _blocks(model, row)
-        self._num_blocks, self._num_calls, self._num_computed = len(blocks), 0, 0
+        self._num_blocks = len(blocks)
+        self._num_calls = 0
+        self._num_computed = 0
         stock = {module: (vars(module).get("forward"), _hooks(module)) for module in model.modules()}
         for block in blocks:
             block.forward = self._counted(block.forward)

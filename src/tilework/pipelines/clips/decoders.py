@@ -102,7 +102,8 @@ def _wan_tiles(vae: Any) -> Tiles:
 
 def _cogvideox(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     """Decode some latents at a time; the first part also takes the remainder."""
-    size, cache = vae.num_latent_frames_batch_size, None
+    size = vae.num_latent_frames_batch_size
+    cache = None
     remaining = latents.shape[2] % size
     for index in range(max(latents.shape[2] // size, 1)):
         part = latents[:, :, size * index + (remaining if index else 0) : size * (index + 1) + remaining]

@@ -72,7 +72,8 @@ def _tiled(
             part = latents[:, :, :, top : top + tiles.size[0], left : left + tiles.size[1]]
             tile = _joined(decoder.tile(vae, part, *given, **named))
         for root in range(len(turn)):
-            column, blended = (first + root) % len(lefts), None
+            column = (first + root) % len(lefts)
+            blended = None
             if tile is not None and root == group.rank:
                 blended = tile = _blended(vae, tiles, tile, above[column], beside if column else None)
             beside = group.of(root, None if blended is None else _edge(blended, 4, tiles.blend[1]))

@@ -143,7 +143,8 @@ def _workspace(args: Any, result: Tensor) -> int:
     Its input is copied if its values are not contiguous. Then the input is unfolded, or input, weights and result are
     copied into blocks of channels.
     """
-    inputs, weight = args[0], args[1]
+    inputs = args[0]
+    weight = args[1]
     copied = 0 if any(inputs.is_contiguous(memory_format=one) for one in _FORMATS[inputs.ndim]) else inputs.nbytes
     if inputs.dtype == torch.float32 and prod(inputs.shape[:4]) <= _UNFOLDED:
         return int(copied + prod(weight.shape[1:]) * prod(result.shape[2:]) * inputs.element_size())

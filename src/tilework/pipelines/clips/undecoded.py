@@ -30,7 +30,8 @@ class Undecoded:
     def __init__(
         self, vae: Any, decoder: Decoder, comm: Comm | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._vae, self._comm = vae, comm
+        self._vae = vae
+        self._comm = comm
         self._decoder = decoder
         self._args = args
         self._kwargs = {name: value for name, value in kwargs.items() if name != _WRAPPED}
@@ -84,7 +85,7 @@ def take_undecoded(pipeline: Any) -> None:
         if not isinstance(video, Undecoded):
             return stock(video, output_type, **kwargs)
         if output_type != "pil":
-            raise TypeError(f"a clip that is not decoded becomes pictures, not {output_type}")
+            raise TypeError(f"a clip that is not decoded becomes images, not {output_type}")
         return [video.pixels(lambda frames: stock(frames, output_type, **kwargs))]
 
     processor.postprocess_video = postprocess_video

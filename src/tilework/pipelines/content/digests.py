@@ -40,7 +40,8 @@ def quick_content(path: Path) -> FileContent:
     safetensors give blocks at even distances. Raises OSError.
     """
     with path.open("rb", buffering=0) as file:
-        num_bytes, digest = os.fstat(file.fileno()).st_size, sha256()
+        num_bytes = os.fstat(file.fileno()).st_size
+        digest = sha256()
         if is_sampled(path):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # Else the kernel reads far beyond each block.
             for offset, length in _sample(file.fileno(), num_bytes):

@@ -135,7 +135,8 @@ class SideCopies:
     """
 
     def __init__(self, streams: Streams) -> None:
-        self._streams, self._side = streams, streams.new()
+        self._streams = streams
+        self._side = streams.new()
         self._under_way: list[Sending] = []
         """Copies to the device that may be under way."""
 

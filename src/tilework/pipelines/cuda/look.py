@@ -32,7 +32,7 @@ def cuda_state() -> CudaState:
         return _with(state, f"it does not answer within {_TIMEOUT_S:g} s")
     if done.returncode != 0:
         last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
-        return _with(state, f"looking for it ended with status {done.returncode}: {last}")
+        return _with(state, f"the search for it ended with status {done.returncode}: {last}")
     return CudaState.from_json(json.loads(done.stdout))
 
 
@@ -76,7 +76,8 @@ def _with(state: CudaState, problem: str) -> CudaState:
 
 def _card(index: int, tries_attentions: bool) -> Card:
     properties = torch.cuda.get_device_properties(index)
-    total_bytes, capability = properties.total_memory, (properties.major, properties.minor)
+    total_bytes = properties.total_memory
+    capability = (properties.major, properties.minor)
     try:
         torch.ones(1, device=f"cuda:{index}").add_(1).cpu()
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)

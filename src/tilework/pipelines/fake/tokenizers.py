@@ -37,7 +37,8 @@ def byte_tokenizer(max_length: int = 4096) -> Any:
     tokenizer = tf.Qwen2Tokenizer(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
     tokenizer.model_max_length = max_length
     tokenizer.add_special_tokens({"additional_special_tokens": list(_SPECIAL)})
-    tokenizer.pad_token, tokenizer.chat_template = "<|endoftext|>", CHAT_TEMPLATE
+    tokenizer.pad_token = "<|endoftext|>"
+    tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 

@@ -84,7 +84,8 @@ class Flux(StagedPipeline):
         return encoded
 
     def _set_timesteps(self, sampler: Any, spec: Spec) -> None:
-        config, side = sampler.config, self._info.side_multiple
+        config = sampler.config
+        side = self._info.side_multiple
         given = spec.arguments.get("sigmas")
         sigmas: Any = np.linspace(1.0, 1 / spec.steps, spec.steps) if given is None else list(as_tuple(given))
         if config.get("use_flow_sigmas", False):

@@ -82,7 +82,8 @@ class StableDiffusion3(StagedPipeline):
 
     def _shift(self, sampler: Any, spec: Spec) -> dict[str, float]:
         """Return arguments of the sampler that depend on the size of the image."""
-        config, side = sampler.config, self._info.side_multiple
+        config = sampler.config
+        side = self._info.side_multiple
         if not config.get("use_dynamic_shifting", None):
             return {}
         if "mu" in spec.arguments:
@@ -110,7 +111,8 @@ class StableDiffusion3(StagedPipeline):
 
     def _guide(self, state: LatentState, negative: Tensor, positive: Tensor) -> Tensor:
         """Apply guidance. With skipped layers, steps in a window have a third pass, whole on each rank of a group."""
-        prediction, given = super()._guide(state, negative, positive), state.spec.arguments
+        prediction = super()._guide(state, negative, positive)
+        given = state.spec.arguments
         if "skip_guidance_layers" not in given:
             return prediction
         num_steps = len(state.sampler.timesteps) if "sigmas" in given else state.spec.steps

@@ -55,7 +55,8 @@ class StableDiffusionXL(UNetPipeline):
         return {name: conditioning[name] for name in ("text_embeds", "time_ids")}
 
     def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
-        pipeline, config = self._pipeline, self._pipeline.vae.config
+        pipeline = self._pipeline
+        config = self._pipeline.vae.config
         latents = latents.to(pipeline.vae.dtype)
         if config.get("latents_mean") is not None and config.get("latents_std") is not None:
             mean, std = (
@@ -71,7 +72,8 @@ class StableDiffusionXL(UNetPipeline):
 
 def _sizes(spec: Spec) -> tuple[list[float], list[float]]:
     """Return sizes and crops for the model, (height, width) each: for the positive and the negative pass."""
-    given, size = spec.arguments, (spec.height, spec.width)
+    given = spec.arguments
+    size = (spec.height, spec.width)
     positive = [
         *as_tuple(given.get("original_size", size)),
         *as_tuple(given.get("crops_coords_top_left", (0, 0))),

@@ -92,7 +92,8 @@ class UNetPipeline(StagedPipeline):
 
     def _draw_latents(self, spec: Spec, dtype: torch.dtype, sampler: Any, generator: torch.Generator) -> Tensor:
         """Draw latents as `prepare_latents`, which would scale by the sampler that all requests share."""
-        pipeline, side = self._pipeline, self._info.side_multiple
+        pipeline = self._pipeline
+        side = self._info.side_multiple
         shape = (1, pipeline.unet.config.in_channels, spec.height // side, spec.width // side)
         noise: Tensor = randn_tensor(shape, generator=generator, device=self.device, dtype=dtype)
         scaled: Tensor = noise * sampler.init_noise_sigma

@@ -65,7 +65,8 @@ class Part:
         return sum(size for _, size in self._sizes(dtype, scheme))
 
     def _file_bytes(self, dtype: torch.dtype, file: str) -> int:
-        header, least = read_header(file), sum(one.numel() for one in self.module.parameters())
+        header = read_header(file)
+        least = sum(one.numel() for one in self.module.parameters())
         if header.num_weights < least:
             raise ModelNotFound(
                 f"{file}: holds {header.num_weights} weights of the architecture {header.architecture!r}, and "
@@ -82,7 +83,8 @@ class Part:
 
     def _sizes(self, dtype: torch.dtype, scheme: str | None) -> Iterator[tuple[nn.Module, int]]:
         """Yield for each weight, once, the layer that has it, and its bytes."""
-        in_float32, seen = _kept_in_float32(self.module, dtype), set[int]()
+        in_float32 = _kept_in_float32(self.module, dtype)
+        seen: set[int] = set()
         for path, layer in self.module.named_modules():
             own = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
             for name, weight in own:

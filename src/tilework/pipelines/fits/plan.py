@@ -110,7 +110,7 @@ class Planner:
         """
         parts = read_parts(Path(path))
         if not any(part.is_denoiser for part in parts):
-            raise UnsupportedModel(f"{path}: no component is a denoiser, so that its memory cannot be planned")
+            raise UnsupportedModel(f"{path}: no component is a denoiser, so its memory cannot be planned")
         return Planner(parts)
 
     @property
@@ -133,7 +133,8 @@ class Planner:
         shape = shape or self.default_shape
         if (most := self._most_px) is not None and max(shape.height, shape.width) > most:
             raise UnsupportedModel(f"size {shape}: sides of this model are at most {most} px; give a smaller one")
-        names, dtype = [part.name for part in self.parts], _dtype(source)
+        names = [part.name for part in self.parts]
+        dtype = _dtype(source)
         schemes = schemes_of(source.quantize, [part.name for part in self._denoisers], names)
         sizes = {part.name: part.num_bytes(dtype, schemes.get(part.name)) for part in self.parts}
         components = tuple(
@@ -196,7 +197,8 @@ class Planner:
             yield StagePlan(name=stage, components=tuple(names), weights_bytes=weights_bytes, run_bytes=run_bytes)
 
     def _step_bytes(self, source: ModelSource, shape: Shape) -> int | None:
-        dtype, (temporal, pixels) = _dtype(source), self._scales
+        dtype = _dtype(source)
+        temporal, pixels = self._scales
         latents = Latents(1 + (shape.frames - 1) // temporal, shape.height // pixels, shape.width // pixels, dtype)
         key = ("step", latents)
         if key not in self._runs:

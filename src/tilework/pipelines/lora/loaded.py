@@ -184,7 +184,8 @@ def _activate(layer: Any, keys: list[str]) -> None:
     PEFT's own `set_adapter` and `enable_adapters` visit the weights of all LoRAs of a layer, to freeze those that are
     not in use. That takes time in proportion to layers and LoRAs; this sets the other attributes that they set.
     """
-    layer._active_adapter, layer._disable_adapters = keys, not keys
+    layer._active_adapter = keys
+    layer._disable_adapters = not keys
 
 
 def _move_hooks(layer: Any) -> None:

@@ -25,7 +25,8 @@ def load_modular(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any
     Raises:
         UnsupportedModel: diffusers lacks its class or its blocks.
     """
-    place, is_local = _place(index), index.directory is not None
+    place = _place(index)
+    is_local = index.directory is not None
     _check_blocks(index)
     pipeline = ModularPipeline.from_pretrained(place, trust_remote_code=False, local_files_only=is_local)
     components = dict(loaded)
@@ -52,7 +53,8 @@ def _place(index: ModelIndex) -> str:
 
 def _check_blocks(index: ModelIndex) -> None:
     """Check that the class and its blocks are diffusers' own: otherwise it would quietly take the usual blocks."""
-    name, blocks = index.components["_class_name"], index.components[BLOCKS]
+    name = index.components["_class_name"]
+    blocks = index.components[BLOCKS]
     kind: Any = getattr(diffusers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, ModularPipeline)):
         raise UnsupportedModel(

@@ -43,7 +43,8 @@ class StockCall(greenlet):  # type: ignore[misc]
     """
 
     def __init__(self, pipeline: Any, arguments: Mapping[str, Any]) -> None:
-        self.hub, self.slot = getcurrent(), CacheSlot()
+        self.hub = getcurrent()
+        self.slot = CacheSlot()
         self._generator = arguments.get("generator")
         self._torch_states = _seeded(_computing_device(pipeline), self._generator)
         mine = copy.copy(pipeline)
@@ -142,7 +143,8 @@ def _watch(kind: Any) -> None:
         here = getcurrent()
         if not isinstance(here, StockCall):
             return stock(self, *args, **kwargs)
-        hub, call = here.hub, here.step_call(self, stock, args, kwargs)
+        hub = here.hub
+        call = here.step_call(self, stock, args, kwargs)
         del here  # See `StockCall`.
         return hub.switch(call)
 

@@ -55,7 +55,9 @@ class SmallDecoder:
     """Answers the calls after the loop of a walk of a `whole` size: the first decoder gets fewer latents."""
 
     def __init__(self, walk: Walk, whole: Shape, small: Shape) -> None:
-        self._walk, self._whole, self._small = walk, whole, small
+        self._walk = walk
+        self._whole = whole
+        self._small = small
         self._decoder: Any = None
 
     def answer(self, call: ComponentCall) -> Any:

@@ -31,7 +31,8 @@ class GuidanceHalves(TorchFunctionMode):
 
     def __init__(self, parallel: Parallel, expected: Callable[[str], list[Any]]) -> None:
         super().__init__()
-        self._parallel, self._expected = parallel, expected
+        self._parallel = parallel
+        self._expected = expected
         self._num_calls = 0
         self._first: Asked | None = None
         self._buffers: list[Tensor] = []
@@ -58,10 +59,12 @@ class GuidanceHalves(TorchFunctionMode):
 
     def _answer_later(self, call: ComponentCall) -> Any:
         """Return tensors that are filled later, if another call is expected."""
-        expected, first = self._expected(call.component), asked(call)
+        expected = self._expected(call.component)
+        first = asked(call)
         if len(expected) != 2 or not first.rows:
             return call.run()
-        self._first, self._buffers = first, tensors_of(expected[0])
+        self._first = first
+        self._buffers = tensors_of(expected[0])
         return expected[0]
 
     def answer_first(self) -> None:

@@ -104,7 +104,8 @@ class Limits:
             plain = self._probe({})
             if plain.refusal is None:
                 return plain
-        self.needed, self._pictures = {}, known
+        self.needed = {}
+        self._pictures = known
         if isinstance(refused.refusal, TypeError) and "required positional" in str(refused.refusal):
             raise UnsupportedModel(f"a request cannot give what its call needs: {refused.refusal}")
         return refused
@@ -170,7 +171,8 @@ class Limits:
             else:  # The last latents are cut to this number.
                 self.frame_multiple = 1
         if self._has_fixed_frames():
-            self.frame_multiple, self.max_frames = self.frames - 1, self.frames
+            self.frame_multiple = self.frames - 1
+            self.max_frames = self.frames
             return
         positions = [config_of(part).get(_POSITIONS) for part in denoisers_of(self.pipeline).values()]
         longest = min([one for one in positions if isinstance(one, int)], default=_MOST * self.frames)
@@ -225,7 +227,8 @@ def _configured_frames(pipeline: Any) -> int | None:
 
 def _configured_frame_multiple(pipeline: Any) -> int:
     """Return the frames per latent. CogVideoX's decoder only makes them from an odd number of latents."""
-    multiple, vae = _first(pipeline, _TEMPORAL, 1), getattr(pipeline, "vae", None)
+    multiple = _first(pipeline, _TEMPORAL, 1)
+    vae = getattr(pipeline, "vae", None)
     return multiple * vae.num_latent_frames_batch_size if isinstance(vae, AutoencoderKLCogVideoX) else multiple
 
 

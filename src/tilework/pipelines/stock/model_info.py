@@ -110,11 +110,11 @@ def check_pipeline(pipeline: Any, arguments: StockArguments) -> None:
     if any(isinstance(part, DiffusionPipeline) for part in vars(pipeline).values()):
         raise UnsupportedModel(f"{name} runs several pipelines, one after the other; serve the last of them")
     if "generator" not in arguments:
-        raise UnsupportedModel(f"{name} takes no generator, so no seed decides its pictures")
+        raise UnsupportedModel(f"{name} takes no generator, so no seed decides its images")
     if "num_inference_steps" not in arguments:
         raise UnsupportedModel(f"{name} takes no num_inference_steps")
     if "prompt" not in arguments and "image" not in arguments:
-        raise UnsupportedModel(f"{name} takes neither a prompt nor a picture")
+        raise UnsupportedModel(f"{name} takes neither a prompt nor an image")
 
 
 def num_heads(denoiser: Any) -> int:

@@ -75,7 +75,9 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     "QwenImageTransformer2DModel": ("encoder_hidden_states", "encoder_hidden_states_mask"),
 }
 """Texts whose lengths differ, (rows, tokens, width), and their mask; for models that do not pad all texts."""
-_DECODE, _DECODED, _UNUSED = "decode", frozenset({"z"}), "generator"
+_DECODE = "decode"
+_DECODED = frozenset({"z"})
+_UNUSED = "generator"
 _DECODES_ONE = frozenset({"AutoencoderKLAllegro", "AutoencoderKLHunyuanVideo15"})
 """Decoders that take one row only: their attention mask and their cuts are made for that."""
 _CACHING = frozenset({"Flux2KleinKVPipeline"})
@@ -136,7 +138,8 @@ def _together(
     is_shared: Callable[[ComponentCall], bool],
 ) -> list[Any]:
     """Run these up to their next shared calls, again and again; return their results. `answer` answers other calls."""
-    hub, results = getcurrent(), list[Any]([None] * len(runs))
+    hub = getcurrent()
+    results = list[Any]([None] * len(runs))
     waiting: list[tuple[greenlet, Asked]] = []
 
     def run(index: int) -> None:
@@ -151,7 +154,8 @@ def _together(
     for index in range(len(runs)):
         greenlet(run).switch(index)
     while waiting:
-        stopped, waiting[:] = list(waiting), []
+        stopped = list(waiting)
+        waiting[:] = []
         for alike in _groups(stopped):
             for (paused, _), answered in zip(alike, _answers([one for _, one in alike]), strict=True):
                 paused.switch(answered)

@@ -131,7 +131,8 @@ class StockPipeline:
             describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share),
             caches=self._step_caches.kinds,
         )
-        self._graph, self._sound_rate = self._info.graph, sound_rate(pipeline)
+        self._graph = self._info.graph
+        self._sound_rate = sound_rate(pipeline)
         self._device: torch.device = pipeline.device
         self._text_encoders = {name for name, part in pipeline.components.items() if isinstance(part, PreTrainedModel)}
 
@@ -182,7 +183,8 @@ class StockPipeline:
         It does not allow it if it changes them before it makes images of them. Then it is replayed, and gets all
         frames.
         """
-        walk, clips = self._decoding(spec, values), list[Undecoded]()
+        walk = self._decoding(spec, values)
+        clips: list[Undecoded] = []
         try:
             return self._decoded(walk.finish(partial(self._answer, walk, sliced=sliced, clips=clips)))
         except Exception:
@@ -242,7 +244,8 @@ class StockPipeline:
     def _preview(self, state: StockState, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> Image:
         """Return the image that the stock call makes of these answers. See `glance`."""
         spec = state.spec
-        small, walk = preview_shape(spec.shape), self._begin(spec)
+        small = preview_shape(spec.shape)
+        walk = self._begin(spec)
         walk.encode_again(state.walk.encoded)
         walk.skim(denoisers, samplers)
         result = walk.finish(SmallDecoder(walk, spec.shape, small).answer)
@@ -270,7 +273,8 @@ class StockPipeline:
 
     @torch.no_grad()
     def restore(self, stage: str, spec: Spec, values: Values, exported: Values) -> StockState:
-        mark, walk = Mark(**exported), values.get(LIVE)
+        mark = Mark(**exported)
+        walk = values.get(LIVE)
         if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations > mark.num_iterations:
             walk = self._begin(spec)
             walk.encode_again(values[self._written(0)][ENCODED])
@@ -285,7 +289,8 @@ class StockPipeline:
 
     def _decoding(self, spec: Spec, values: Values) -> Walk:
         """Return a walk of a request that has left its loop."""
-        latents, walk = dict(values[self._written(1)]), values.get(LIVE)
+        latents = dict(values[self._written(1)])
+        walk = values.get(LIVE)
         encoded = latents.pop(ENCODED)
         mark = Mark(**latents)
         if not isinstance(walk, Walk) or walk.is_torn or walk.num_iterations > mark.num_iterations:

@@ -29,7 +29,7 @@ from tilework.pipelines.stock.answers import TouchedTensors, has_nan, has_unkept
 from tilework.pipelines.stock.component_calls import ComponentCall, Role, is_object
 from tilework.pipelines.stock.coroutine import StockCall
 
-_LOST = "the pipeline keeps more between its steps than a request that moves can take along"
+_LOST = "between its steps the pipeline keeps more than a moving request can take along"
 _TORCH = ""
 _WITHIN = "/"  # Separates names in paths.
 Ask = Callable[[ComponentCall], Any]
@@ -199,7 +199,8 @@ class Walk:
         `ask` answers the denoisers in the first iteration if that fills a cache; None: no denoiser is called any more.
         """
         assert self.num_iterations <= mark.num_iterations
-        self._denoisers, self._fills_cache = dict(mark.denoisers), mark.fills_cache
+        self._denoisers = dict(mark.denoisers)
+        self._fills_cache = mark.fills_cache
         if mark.fills_cache and ask is not None and self.num_iterations == 0:
             self.iterate(ask)
         while (ahead := mark.num_iterations - self.num_iterations) > 0:
@@ -214,15 +215,20 @@ class Walk:
 
         A denoiser that has not been asked yet is assumed to answer as the others do.
         """
-        self._is_replayed, usual = True, next(iter(denoisers.values()))
-        counts, num_sampled = dict[str, int](), 0
+        self._is_replayed = True
+        usual = next(iter(denoisers.values()))
+        counts: dict[str, int] = {}
+        num_sampled = 0
         while (call := self.pending) is not None and call.role is not Role.OTHER:
             if call.role is Role.SAMPLER:
-                answer, num_sampled = samplers[num_sampled % len(samplers)], num_sampled + 1
+                answer = samplers[num_sampled % len(samplers)]
+                num_sampled += 1
                 counts.clear()
             else:
-                known, index = denoisers.get(call.component, usual), counts.get(call.component, 0)
-                answer, num_sampled = known[min(index, len(known) - 1)], 0
+                known = denoisers.get(call.component, usual)
+                index = counts.get(call.component, 0)
+                answer = known[min(index, len(known) - 1)]
+                num_sampled = 0
                 counts[call.component] = index + 1
             self._resume(rebuilt(answer))
 
@@ -286,7 +292,8 @@ class Walk:
             raise UnsupportedModel(f"the pipeline calls {self.pending or 'nothing'} where a sampler should step")
 
     def _end_iteration(self, samplers: list[Any], generators: list[Tensor]) -> None:
-        self._samplers, self._generators = samplers, generators
+        self._samplers = samplers
+        self._generators = generators
         self.num_iterations += 1
         self.is_torn = False
 

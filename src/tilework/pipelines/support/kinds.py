@@ -28,7 +28,8 @@ class PipelineClass:
     """Properties that a classic pipeline's class shows without an instance."""
 
     def __init__(self, kind: Any) -> None:
-        self._class, self.name = kind, kind.__name__
+        self._class = kind
+        self.name = kind.__name__
         parameters = inspect.signature(kind.__call__).parameters.values()
         named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
         self.arguments: Mapping[str, bool] = {one.name: one.default is one.empty for one in named}
@@ -37,7 +38,8 @@ class PipelineClass:
 
     def apart(self) -> str:
         """Return why it does not make images or clips from texts and images; empty if it does."""
-        takes, makes_pixels = self.arguments, bool(self.returns & _PIXELS)
+        takes = self.arguments
+        makes_pixels = bool(self.returns & _PIXELS)
         if ".deprecated." in self._class.__module__:
             return "deprecated by diffusers"
         if "height" not in takes and (is_sound(self.name) or any(one.startswith("audio_") for one in takes)):
@@ -49,9 +51,9 @@ class PipelineClass:
         if self._says("Prior") or ("latents" in takes and not {"prompt", "num_inference_steps"} & takes.keys()):
             return "a part: makes what another pipeline takes, or works on its latents"
         if self.returns and not makes_pixels:
-            return f"makes no pictures, but {', '.join(sorted(self.returns))}"
+            return f"makes no images, but {', '.join(sorted(self.returns))}"
         if not any("prompt" in name or name in ("image", "video") for name in takes):
-            return "takes neither a text nor a picture"
+            return "takes neither a text nor an image"
         return ""
 
     def kind(self) -> str:

@@ -61,7 +61,8 @@ def sound_values(sound: Sound) -> Values:
 def exported(spec: Spec, values: Values) -> Values:
     """Return the outputs of the stage."""
     assert spec.video is not None, "the request is for pixels"
-    (read,), (written,) = EXPORT.inputs, EXPORT.outputs
+    (read,) = EXPORT.inputs
+    (written,) = EXPORT.outputs
     sound = Sound(**values[SOUND]) if SOUND in values else None
     return {written: video_file(values[read], spec.video, sound)}
 

@@ -27,7 +27,8 @@ class Exporter:
 
     def __init__(self, info: ModelInfo) -> None:
         assert can_export(info)
-        self.info, self.parallel = info, Parallel()
+        self.info = info
+        self.parallel = Parallel()
 
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         assert stage == EXPORT.name

@@ -69,7 +69,9 @@ def _add_pictures(container: OutputContainer, rows: int, columns: int, video: Vi
     rate = Fraction(video.fps).limit_denominator(_MOST_DENOMINATOR)
     stream = container.add_stream(encoder, rate=rate, options=options)
     assert isinstance(stream, VideoStream)
-    stream.height, stream.width, stream.pix_fmt = rows, columns, "yuv420p"
+    stream.height = rows
+    stream.width = columns
+    stream.pix_fmt = "yuv420p"
     context = stream.codec_context
     context.thread_count = torch.get_num_threads()
     context.colorspace, context.color_primaries = Colorspace.ITU709, ColorPrimaries.BT709

@@ -151,7 +151,7 @@ def _num_parts(mode: str, parts: int, merge: object, *, shared: bool) -> int:
     if type(parts) is not int or parts < 0 or parts == 1:
         raise InvalidWorkflow(f"parts is {parts!r}; give a whole number of at least 2")
     if merge is not None and not callable(merge):
-        raise InvalidWorkflow(f"merge is {merge!r}; give a function of the list of what the parts returned")
+        raise InvalidWorkflow(f"merge is {merge!r}; give a function of the list of values that the parts return")
     return parts or _PARTS
 
 
@@ -230,9 +230,12 @@ class Pipeline:
         settings: Mapping[str, Any] | None = None,
         **reads: str,
     ) -> None:
-        self.path, self.adapter, self.returns = path, adapter, returns
+        self.path = path
+        self.adapter = adapter
+        self.returns = returns
         self.name = name or PurePath(path).name.replace("-", "_").replace(".", "_")
-        self.settings, self.reads = dict(settings or {}), reads
+        self.settings = dict(settings or {})
+        self.reads = reads
         for key, value in (("name", self.name), ("returns", returns), *reads.items()):
             if not _is_name(value):
                 raise InvalidWorkflow(f"{key} of the pipeline {path!r} is {value!r}; give {_NAME}")

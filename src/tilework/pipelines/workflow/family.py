@@ -64,7 +64,8 @@ class WorkflowFamily:
         parts: Sequence[tuple[Part, Family]],
         functions: Sequence[LoadedFunction],
     ) -> None:
-        self.info, self.device = info, device
+        self.info = info
+        self.device = device
         self._parts = {stage.name: (part, family) for part, family in parts for stage in part.stages}
         stages = {stage.name: stage.spec for stage in info.graph.stages}
         self._file_stage = stages.pop(EXPORT.name, None)  # The stage that writes a file, if there is one.
@@ -156,12 +157,14 @@ def describe_workflow(
     Raises:
         InvalidWorkflow: a stage reads a value that does not exist, or the pipelines have no size in common.
     """
-    first, infos = parts[0].info, [part.info for part in parts]
+    first = parts[0].info
+    infos = [part.info for part in parts]
     clips = next((part.info for part in parts if part.makes_clips), first)
     given = tuple(one for one in first.pictures if one.name not in parts[0].pipeline.reads)
     known = workflow.written.union(REQUEST_FIELDS, (one.name for one in given))
     _check_reads(workflow, known)
-    multiple, most = math.lcm(*(one.side_multiple for one in infos)), min(one.max_side for one in infos)
+    multiple = math.lcm(*(one.side_multiple for one in infos))
+    most = min(one.max_side for one in infos)
     if most < multiple:
         raise InvalidWorkflow(f"{workflow.name}: its pipelines have no size in common; choose others")
     info = replace(

@@ -181,7 +181,7 @@ def require_picture(name: str, value: object) -> None:
     """Raise UnsupportedModel if a value, which is a result, is no image or clip."""
     if not is_picture(value):
         raise UnsupportedModel(
-            f"the result {name!r} is {_shown(value)}; the last stage returns a picture, or a list of them"
+            f"the result {name!r} is {_shown(value)}; the last stage returns an image, or a list of images"
         )
 
 

@@ -44,7 +44,8 @@ def load_on_slot(source: ModelSource, info: ModelInfo) -> WorkflowFamily:
     Raises:
         ModelError: the workflow cannot be read.
     """
-    workflow, device = read_workflow(source.path, source.adapter), torch.device("cpu")
+    workflow = read_workflow(source.path, source.adapter)
+    device = torch.device("cpu")
     here = [one for one in workflow.functions if one.settings.devices is DeviceKind.CPU]
     return WorkflowFamily(info, device, (), [LoadedFunction.of(one, device) for one in here])
 

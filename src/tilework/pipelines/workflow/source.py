@@ -47,7 +47,8 @@ def read_workflow(path: str, adapter: str | None = None) -> Workflow:
     """
     if adapter is not None:
         raise InvalidSource(f"adapter is {adapter!r}, and {path} is a workflow; give it there, Pipeline(..., adapter=)")
-    file, name = workflow_file(path), path.rpartition(":")[2]
+    file = workflow_file(path)
+    name = path.rpartition(":")[2]
     found = vars(_module(file)).get(name)
     if not isinstance(found, Workflow):
         known = [name for name, value in vars(_module(file)).items() if isinstance(value, Workflow)]

@@ -54,11 +54,14 @@ class SegmentedFile:
     ) -> None:
         # A segment is not a renamed link.
         self.path = Path(os.path.realpath(path)) if path.is_file() or not path.exists() else path
-        self._bounds, self._unix_ns = bounds, unix_ns
-        self._own, self._family = names_of(self.path), family
+        self._bounds = bounds
+        self._unix_ns = unix_ns
+        self._own = names_of(self.path)
+        self._family = family
         self.segment = 1
         self._packing: Thread | None = None
-        self._is_new, self._has_begun = not self.path.exists(), False
+        self._is_new = not self.path.exists()
+        self._has_begun = False
         self._check()
         self._file = self._open("a")
         self._has_segments = self.path.is_file()
@@ -75,7 +78,8 @@ class SegmentedFile:
 
     def _begin(self) -> None:
         """Make room for the first line."""
-        self._has_begun, claimed = True, self._file
+        self._has_begun = True
+        claimed = self._file
         if self._has_segments and keep_earlier(self.path):
             self._file = self._open("w")
             claimed.close()
@@ -83,7 +87,8 @@ class SegmentedFile:
             self._delete_old()
 
     def _open(self, mode: Literal["a", "w"]) -> TextIO:
-        self._num_bytes, self._begun_ns = 0, self._unix_ns()
+        self._num_bytes = 0
+        self._begun_ns = self._unix_ns()
         file = self.path.open(mode, encoding="utf-8")
         if self.path.is_file():
             try:
@@ -115,7 +120,8 @@ class SegmentedFile:
     def begin_segment(self) -> None:
         """Close the segment and begin the next. The closed one is compressed on a thread; the oldest are deleted."""
         self._wait()
-        closed, full = closed_path(self.path, self.segment), self._file
+        closed = closed_path(self.path, self.segment)
+        full = self._file
         self.path.rename(closed)
         self._file = self._open("w")
         full.close()

@@ -45,8 +45,11 @@ class NodeCommunicator:
         timeout_s: float = LINK_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s + _ANSWER_S
-        self._groups, self._send, self._meeting = groups, send, meeting
-        self._on_changed, self._call_later = on_changed, call_later
+        self._groups = groups
+        self._send = send
+        self._meeting = meeting
+        self._on_changed = on_changed
+        self._call_later = call_later
         self._up: Group = ()
         self._standing: GroupRef | None = None
         self._forming: GroupRef | None = None
@@ -85,7 +88,8 @@ class NodeCommunicator:
     def _begin(self, members: Group) -> None:
         self._give_up()
         if len(members) > 1 and members != self.linked:
-            self._forming, self._met = self._groups.new_ref(members), set()
+            self._forming = self._groups.new_ref(members)
+            self._met = set()
             self._decided.clear()
             for device_id in members:
                 self._send(device_id, EnterNode(self._forming))
@@ -147,7 +151,9 @@ class NodeCommunicator:
         self.stop()
         level = logging.WARNING if self._ended else logging.INFO
         self._retire()
-        self._standing, self._forming, self._ended = formed, None, False
+        self._standing = formed
+        self._forming = None
+        self._ended = False
         self._meeting(formed.group_id).end()  # All have connected.
         self.failure = ""
         _log.log(level, "workers %s can form groups, after %.3g s", _numbers(formed.devices), s_from_ns(run_ns))

@@ -17,7 +17,8 @@ class NodeGroups:
     """Gives groups to the workers of a node, by `send`, and breaks them off. Each connects by itself, until `unite`."""
 
     def __init__(self, send: Callable[[int, Sent], None]) -> None:
-        self._send, self._table = send, GroupTable()
+        self._send = send
+        self._table = GroupTable()
         self._communicator: NodeCommunicator | None = None
 
     def unite(

@@ -35,7 +35,9 @@ class Calibration:
         break_off: Callable[[GroupRef], None],
         kill: Callable[[int, str], None],
     ) -> None:
-        self._groups, self._break_off, self._kill = groups, break_off, kill
+        self._groups = groups
+        self._break_off = break_off
+        self._kill = kill
         self._limit_s = limit_s
         self._broken: set[Group] = set()
         self._errors: dict[Group, str] = {}  # The first of each group, in the order of the answers.

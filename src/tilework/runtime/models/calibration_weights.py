@@ -48,14 +48,16 @@ class CalibrationWeights:
         """
         if self.total_bytes is None:
             return
-        stages, declared = self._stages(model, loras), self._declared_bytes(model)
+        stages = self._stages(model, loras)
+        declared = self._declared_bytes(model)
         needed = _all(stages)
         if needed == self._held:
             return
         yield from self.last_commands()
         if needed:
             first = needed if self._has_room(needed, declared) else max(stages.values(), key=num_bytes)
-            self._held, self._asked_bytes = needed, num_bytes(first)
+            self._held = needed
+            self._asked_bytes = num_bytes(first)
             yield LoadWeights(0, _digests(first))
 
     def turn(
@@ -109,7 +111,7 @@ def lacks_room(model: LoadedModel, room_bytes: int | None) -> str:
     if room_bytes is None or size <= room_bytes:
         return ""
     return (
-        f"its stage {stage} needs {size} bytes, with its weights, and a device has {room_bytes}; give it more "
+        f"its stage {stage} needs {size} bytes with its weights, and a device has {room_bytes}; give it more "
         "(--weights-memory), choose a dtype of 16 bits, or let several devices be one (--cell auto)"
     )
 

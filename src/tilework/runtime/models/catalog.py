@@ -96,8 +96,8 @@ class Catalog:
         part = self.measuring.known(model, self.loaded, table)
         lacks_speeds = self.measuring.lacks_speeds(table, model)
         if (part is None or lacks_speeds) and not measure:
-            what = f"what requests for {source.name} cost" if part is None else "how fast weights are loaded"
-            raise ModelRefused(f"{what} here is not known; set measure to true, or start a server with it once")
+            what = f"the cost of requests for {source.name}" if part is None else "the speed of loading weights"
+            raise ModelRefused(f"{what} is not known here; set measure to true, or start a server with it once")
         await self.executor.add_model(source)
         return part if part is not None and not lacks_speeds else await self._measured(model, part)
 
@@ -155,7 +155,7 @@ class Catalog:
             self._check_on_demand("A model")
             self._served(name)
             if len(self.infos) == 1:
-                raise ModelRefused(f"{name} is the only model; add another one before")
+                raise ModelRefused(f"{name} is the only model; add another one first")
             before = dict(self.infos)
             del self.infos[name]
             await self._ended_or_as(before, lambda one: one.pipeline == name)
@@ -169,7 +169,7 @@ class Catalog:
             self._check_on_demand("A LoRA")
             info = self._served(model)
             if source.name in info.loras:
-                raise ModelRefused(f"{model} has a LoRA {source.name} already; remove it before")
+                raise ModelRefused(f"{model} has a LoRA {source.name} already; remove it first")
             lora = await self.executor.add_lora(model, source)
             known = self.controller.costs.table.loras.get(model, {})
             slowdown = max((one.slowdown for one in known.values()), default=1.0)
@@ -232,20 +232,20 @@ class Catalog:
         except Exception as error:
             (name,) = part.pipelines
             _log.exception("%s cannot be served by its costs", name)
-            raise ModelRefused(f"what requests for {name} cost cannot be used: {error}") from error
+            raise ModelRefused(f"the costs of requests for {name} cannot be used: {error}") from error
         self.handle(served)
 
     def _check_on_demand(self, what: str) -> None:
         if self.executor.weights_bytes is None:
             raise ModelRefused(
-                f"{what} comes and goes where weights are loaded when requests need them; start the server with "
+                f"{what} can be added and removed only where weights are loaded on demand; start the server with "
                 "--weights-memory"
             )
 
     def _served(self, name: str) -> ModelInfo:
         """Return a model that may have gone while an earlier change was made. Raises ModelRefused."""
         if name not in self.infos:
-            raise ModelRefused(f"{name} is served no more")
+            raise ModelRefused(f"{name} is no longer served")
         return self.infos[name]
 
     def _check_new(self, name: str) -> None:
@@ -264,8 +264,8 @@ def _short(model: LoadedModel, costs: ModelCosts) -> Iterator[tuple[LoadedModel,
     long_s = [takes_s for takes_s in times_s.values() if takes_s > MOST_BESIDE_S]
     if long_s:
         _log.warning(
-            "%s: %d of %d measurements take more than %.0f s (%.0f s together), too long beside requests, so what they "
-            "would tell stays predicted; start with a longer --measure-seconds, or run `tilework profile`",
+            "%s: %d of %d measurements take more than %.0f s (%.0f s together), too long beside requests, so these "
+            "costs stay predicted; start with a longer --measure-seconds, or run `tilework profile`",
             *(model.info.name, len(long_s), costs.num_all, MOST_BESIDE_S, sum(long_s)),
         )
 

@@ -130,7 +130,8 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 
     With the same seed, a larger number begins with the same batches.
     """
-    rng, drawn = Random(seed), dict[Batch, None]()
+    rng = Random(seed)
+    drawn: dict[Batch, None] = {}
     number = min(number, math.comb(MAX_BATCH + len(shapes), len(shapes)) - len(shapes) - 1)
     while len(drawn) < number:
         drawn[tuple(sorted(rng.choices(shapes, k=rng.randint(2, MAX_BATCH))))] = None
@@ -176,8 +177,8 @@ async def measure(
                 break
         if implausible_batches(row for rows in measured.values() for row in rows):
             _log.warning(
-                "%s: several devices seem to be more than as many times as fast as one, also when measured again; "
-                "other work has probably disturbed it. %s",
+                "%s: several devices seem faster than one by more than their number, also when measured again; other "
+                "work has probably disturbed the measurement. %s",
                 " + ".join(map(str, batch)),
                 MEASURE_AGAIN,
             )
@@ -190,9 +191,10 @@ async def measure(
 def _warn_of_refused(model: str, refused: Mapping[int, str]) -> None:
     """Log in one line at which degrees a batch is left out, and the first reason."""
     if refused:
-        reason, degrees = next(iter(refused.values())), ", ".join(map(str, refused))
+        reason = next(iter(refused.values()))
+        degrees = ", ".join(map(str, refused))
         devices = "one device" if degrees == "1" else f"{degrees} devices"
-        _log.warning("%s: %s; it is left out of what is measured on %s", model, reason, devices)
+        _log.warning("%s: %s; its measurements on %s leave it out", model, reason, devices)
 
 
 def _steady_stages(measured: Mapping[int, Sequence[CostRow]]) -> dict[int, frozenset[str]]:
@@ -307,7 +309,7 @@ async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float
             try:
                 rows = merge_rows(await measurer.calibrate(batches, loras=loras))
             except CannotRun as error:
-                _log.warning("%s: what the LoRA %s costs is not measured: %s", info.name, name, error)
+                _log.warning("%s: the cost of the LoRA %s is not measured: %s", info.name, name, error)
                 return 1.0
             seconds.append(sum(row.seconds for row in rows if info.graph.stage(row.stage).has_steps))
     return max(1.0, min(changed) / min(plain)) if min(plain) and min(changed) else 1.0

@@ -132,7 +132,9 @@ class Measuring:
             takes_s = LORA_ROUNDS * costs.measuring_s((lora_batch(one.info), 1))
             has_time = self.now_s() + takes_s < ends_s
             if one.loras and not has_time:
-                _log.warning("%s: what its LoRAs cost is not measured; steps with them count as without", one.info.name)
+                _log.warning(
+                    "%s: the cost of its LoRAs is not measured; steps with them are predicted as without", one.info.name
+                )
             tables.append(await self._like(one, table, measures_loras=has_time))
         speeds = await self.executor.end_calibration()
         return replace(merged(tables), load_bytes_per_s=speeds)
@@ -169,7 +171,8 @@ class Measuring:
         return table
 
     def _begun(self, model: LoadedModel, measurer: Measurer) -> ModelCosts:
-        name, degrees = model.info.name, self._degrees(model.info)
+        name = model.info.name
+        degrees = self._degrees(model.info)
         tried = self._tried.get(name, ())
         return ModelCosts.of(measurer, model.info, degrees, self.cache, with_batches=not self.exact, tried=tried)
 
@@ -177,7 +180,7 @@ class Measuring:
         """Show how long measuring takes, if there is something to measure and the time is limited."""
         takes_s = sum(each.measuring_s(part) for each in costs for part in each.missing)
         if takes_s and self.most_s < math.inf:
-            text = f"measuring what steps cost here takes about {takes_s:.0f} s"
+            text = f"measuring the cost of steps here takes about {takes_s:.0f} s"
             if takes_s > self.most_s:
                 text += f": it ends after at most {self.most_s:.0f} s, and the rest is measured when devices are idle"
             self.show(text)
@@ -186,7 +189,7 @@ class Measuring:
         """Return a given table, completed by the measured speed of loading weights, where requests need that."""
         if self.executor.weights_bytes is None or LoadSource.DISK in table.load_bytes_per_s:
             return table
-        self.show("measuring how fast weights are loaded here")
+        self.show("measuring the speed of loading weights here")
         for one in loaded:
             await self.executor.calibrate(one.info.name, ())  # Its weights are loaded, and nothing is run.
         speeds = await self.executor.end_calibration()
@@ -251,7 +254,7 @@ class Measuring:
         limit = self.executor.weights_bytes
         if limit is not None and model.largest_stage((name,))[1] > limit:
             return model.loras  # It does not fit in beside the stage that it changes, so no request will use it.
-        self.show(f"{model.info.name}: measuring what a LoRA costs")
+        self.show(f"{model.info.name}: measuring the cost of a LoRA")
         slowdown = await lora_slowdown(measurer, model.info, name)
         return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
 
@@ -304,7 +307,7 @@ class Measuring:
 
     def _show_measuring(self, model: str, costs: ModelCosts) -> None:
         if costs.num_all:
-            what = f"measuring what steps cost here, {costs.num_all - len(costs.missing)} of {costs.num_all}"
+            what = f"measuring the cost of steps here, {costs.num_all - len(costs.missing)} of {costs.num_all}"
             self.show(f"{model}: {what}" if model else what)
 
 

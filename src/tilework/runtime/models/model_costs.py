@@ -83,7 +83,8 @@ class ModelCosts:
     @property
     def missing(self) -> list[Part]:
         """Parts that must still be measured: sizes from the smallest on, each at all its degrees, and then batches."""
-        known, graph = (*self.earlier.rows, *self.shared), self.info.graph
+        known = (*self.earlier.rows, *self.shared)
+        graph = self.info.graph
         singles = tuple((shape,) for shape in calibration_shapes(self.info))
         lacking = {degree: missing_batches(known, graph, singles, degree) for degree in self.degrees}
         missing: list[Part] = [(one, degree) for one in singles for degree in self.degrees if one in lacking[degree]]
@@ -176,7 +177,9 @@ class ModelCosts:
 
     def measuring_s(self, part: Part) -> float:
         """Return about how long a part takes to measure: each stage runs to warm up, and a few times to be timed."""
-        batch, pixels, found = part[0], sum(map(self._pixels, part[0])), 0.0
+        batch = part[0]
+        pixels = sum(map(self._pixels, part[0]))
+        found = 0.0
         for stage in self._stages(part):
             base = self._base(stage, batch[-1], 1) or self._base(stage, batch[0], 1)
             if base is not None:

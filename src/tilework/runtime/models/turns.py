@@ -44,7 +44,8 @@ class DeviceTurns:
     """
 
     def __init__(self, handle: Callable[[Event], object], ended: Callable[[], object]) -> None:
-        self._handle, self._ended = handle, ended
+        self._handle = handle
+        self._ended = ended
         self._next_id = 1
         self._run: Run | None = None  # Function of the measurement that waits for devices.
         self._begun: asyncio.Future[asyncio.Future[tuple[CostRow, ...]]] | None = None
@@ -60,7 +61,8 @@ class DeviceTurns:
         """
         asked = replace(asked, measurement_id=self._next_id)
         self._next_id += 1
-        self._run, begun = run, asyncio.get_running_loop().create_future()
+        self._run = run
+        begun = asyncio.get_running_loop().create_future()
         self._begun = begun
         self._handle(asked)
         try:
@@ -165,7 +167,8 @@ class TurnMeasurer:
 
     def _asked(self, degree: int, loras: Sequence[UsedLora]) -> MeasurementAsked:
         """Return what the next measurement needs; `DeviceTurns` numbers it."""
-        name, total_bytes = self.model.info.name, self.executor.weights_bytes
+        name = self.model.info.name
+        total_bytes = self.executor.weights_bytes
         components = {one for needed in self.model.needed([lora.name for lora in loras]).values() for one in needed}
         declared = max(stage.spec.memory_bytes for stage in self.model.info.graph.stages)
         room_bytes = num_bytes(components) + declared

@@ -123,12 +123,17 @@ async def serve_node(
     """
     # Starting workers imports this, which takes seconds, and a node must not be silent for that time.
     await asyncio.to_thread(importlib.import_module, "tilework.worker.process")
-    codec, leaving, all_tries = node_codec(), leaving or asyncio.Event(), dict[Address, _Tries]()
+    codec = node_codec()
+    leaving = leaving or asyncio.Event()
+    all_tries: dict[Address, _Tries] = {}
     workers = NodeWorkers(wait_s)
     try:
         while not leaving.is_set():
             host, port = min(servers.addresses, key=lambda one: all_tries.setdefault(one, _Tries()).due_s)
-            token, tries, agent, is_refused = servers.token, all_tries[host, port], None, False
+            token = servers.token
+            tries = all_tries[host, port]
+            agent = None
+            is_refused = False
             if (left_s := tries.due_s - asyncio.get_running_loop().time()) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_s, _RETRY_S)):  # The server's address may change meanwhile.
@@ -143,7 +148,8 @@ async def serve_node(
                 finally:
                     writer.close()
             except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
-                reason, is_refused = _said(error), isinstance(error, Refused)
+                reason = _said(error)
+                is_refused = isinstance(error, Refused)
             tries.ended(agent, reason, host, port, is_refused=is_refused)
     finally:
         await workers.close()
@@ -178,13 +184,17 @@ class _Agent:
     """
 
     def __init__(self, channel: Channel, token: bytes, leaving: asyncio.Event, name: str, workers: NodeWorkers) -> None:
-        self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
+        self._channel = channel
+        self._token = token
+        self._leaving = leaving
+        self._name = name
         self._workers = workers
         self._executor: NodeExecutor | None = None  # None until its workers are up.
         self._contents = NodeContents()
         self.has_failed = False  # Workers could not start, or a chore that the session needs failed.
         self.differs = False  # The server that has let it go said so.
-        self._heard_s, self._silence = time.monotonic(), ""
+        self._heard_s = time.monotonic()
+        self._silence = ""
         self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -30,7 +30,9 @@ class AgentPort:
 
     def __init__(self, config: NodesConfig, serve: Callable[[Channel], Awaitable[None]]) -> None:
         """Prepare to listen. `serve` has the connection of an agent until it returns."""
-        self._config, self._serve, self._codec = config, serve, node_codec()
+        self._config = config
+        self._serve = serve
+        self._codec = node_codec()
         self._epochs = count(secrets.randbelow(1 << 30) + 1)
         self._connections: set[asyncio.Task[None]] = set()
         self._greeting = Counter[str]()  # Connections that are not admitted yet, by their address.

@@ -46,14 +46,14 @@ class NodesConfig:
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
-            raise BadNodes(f"nodes = {self.num_nodes} cannot be had; give a number of at least 1")
+            raise BadNodes(f"nodes = {self.num_nodes} is not possible; give a number of at least 1")
         if not 0 <= self.least_nodes <= self.num_nodes:
             raise BadNodes(
-                f"least nodes = {self.least_nodes} cannot be had; give 1 to {self.num_nodes}, the number of nodes"
+                f"least nodes = {self.least_nodes} is not possible; give 1 to {self.num_nodes}, the number of nodes"
             )
         if not 1 <= self.state_copies <= self.num_nodes:
             raise BadNodes(
-                f"state copies = {self.state_copies} cannot be had; give 1 to {self.num_nodes}, the number of nodes"
+                f"state copies = {self.state_copies} is not possible; give 1 to {self.num_nodes}, the number of nodes"
             )
         if not self.token:
             raise BadNodes(
@@ -73,8 +73,8 @@ class NodesConfig:
         lacking = set(range(self.num_nodes)).difference(one // self.num_devices_each for one in devices)
         if lacking and self.each.weights_bytes is None:
             raise BadNodes(
-                f"devices = {list(devices)} of {model} has none of node {min(lacking)}, which would not know the model;"
-                " name one of each node, or give --weights-memory, so that devices load only what they serve"
+                f"devices = {list(devices)} of {model} has none of node {min(lacking)}, so that node would not know "
+                "the model; name one of each node, or give --weights-memory, so that devices load only what they serve"
             )
 
     @property

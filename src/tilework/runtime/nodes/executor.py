@@ -85,7 +85,9 @@ class NodesExecutor:
 
     def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
         """Prepare to start. `starter` starts the agents; without one they are started by hand."""
-        self._config, each, self._starter = config, config.each, starter
+        self._config = config
+        each = config.each
+        self._starter = starter
         self._port = AgentPort(config, self._serve)
         self._num_each = config.num_devices_each
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=self._num_each, num_slots=0)
@@ -251,7 +253,7 @@ class NodesExecutor:
             num = sum(node.started is not None for node in self._nodes.values())
             await self.stop()
             raise WorkerStartFailed(
-                f"{num} of {self._config.num_first} nodes came within {timeout_s:g} s; start an agent on each: "
+                f"{num} of {self._config.num_first} nodes connected within {timeout_s:g} s; start an agent on each: "
                 f"tilework agent {self._config.host}:{self._config.port or '...'}"
             ) from None
         except WorkerStartFailed:
@@ -354,7 +356,7 @@ class NodesExecutor:
         """Handle an impossible message: the node is lost, and its agent, which may send more, is told to end."""
         if self._places.is_current(node.node, node):
             self._bad_reports[node.node] += 1
-            reason = f"it has said what cannot be: {error}"
+            reason = f"it has sent an impossible message: {error}"
             node.leave = None
             self._end(node, reason, Leave(reason, is_final=True))
 

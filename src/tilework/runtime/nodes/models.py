@@ -57,7 +57,8 @@ class NodeModels:
     def take(self, first: Started) -> None:
         """Take the names of the models from the first node that is up."""
         models = [one.info for one in first.models]
-        self.keys, self._infos = dict(first.keys), {info.name: info for info in models}
+        self.keys = dict(first.keys)
+        self._infos = {info.name: info for info in models}
         self._given_names = {
             info.name: source.name
             for source, info in zip(self.sources, models, strict=True)
@@ -126,7 +127,8 @@ class NodeModels:
                 self._tell(RemoveModel(name))
             raise ModelRefused(error)
         model, key = found[0]
-        self.keys[model.info.name], self._infos[model.info.name] = key, model.info
+        self.keys[model.info.name] = key
+        self._infos[model.info.name] = model.info
         return model
 
     def _read_difference(self, model: str) -> str:
@@ -154,7 +156,8 @@ class NodeModels:
         """Let requests for a model use another LoRA on all nodes. Raises ModelRefused."""
         self._is_changing = True
         answers = await self._ask(ReadLora(model, lora), LoraRead)
-        found, error = [one.lora for one in answers if one.lora is not None], _error(answers)
+        found = [one.lora for one in answers if one.lora is not None]
+        error = _error(answers)
         if not error and any(one != found[0] for one in found):
             error = f"{lora.path} is another file on one of the nodes; all must have the same"
         if error:
@@ -179,7 +182,8 @@ class NodeModels:
 
     def _change(self, sources: tuple[Source, ...]) -> None:
         self.version += sources != self.sources
-        self.sources, self._is_changing = sources, False
+        self.sources = sources
+        self._is_changing = False
 
     def _tell(self, message: object) -> None:
         for node in self._nodes.values():

@@ -65,7 +65,9 @@ class NodeWorkers:
             await self.end()
         if self._executor is None:
             self._executor = executor = local_executor(_config(begin))
-            self._begun, self._has_changed, self._on_loading = begin, False, on_loading
+            self._begun = begin
+            self._has_changed = False
+            self._on_loading = on_loading
             self._models = await executor.start(self)
         return self._executor
 
@@ -113,7 +115,8 @@ class NodeWorkers:
 
     async def end(self) -> None:
         """End all workers, with all that they keep."""
-        self._session, executor = None, self._executor
+        self._session = None
+        executor = self._executor
         self._executor = self._begun = self._models = self._left = None
         if executor is not None:
             await executor.stop()
@@ -138,7 +141,8 @@ class NodeWorkers:
 
     async def _start_over(self, groups: tuple[GroupRef, ...]) -> None:
         """Let all workers that are up forget the session; those that do not end their works in time are killed."""
-        executor, loop = self._executor, asyncio.get_running_loop()
+        executor = self._executor
+        loop = asyncio.get_running_loop()
         assert executor is not None
         await executor.end_calibration()
         for ref in groups:  # The server may have told only some of its members.

@@ -32,7 +32,8 @@ class _RayAgent:
             self._servers = Servers([(host, port)], token)
             self._serving = asyncio.ensure_future(serve_node(self._servers))
         else:
-            self._servers.addresses, self._servers.token = [(host, port)], token
+            self._servers.addresses = [(host, port)]
+            self._servers.token = token
         await asyncio.shield(self._serving)
 
 

@@ -29,7 +29,9 @@ class ServerKeeper:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
-        self._command, self._environment, self._directory = command, environment, directory
+        self._command = command
+        self._environment = environment
+        self._directory = directory
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._serving: int | None = None  # Number of the server that serves.
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
@@ -86,7 +88,8 @@ class ServerKeeper:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode().strip()
         if line:
-            self._serving, self._num_failed = number, 0
+            self._serving = number
+            self._num_failed = 0
             if not self._ready.done():
                 self._ready.set_result(line)
         await process.wait()

@@ -50,7 +50,9 @@ class RemoteNode:
         on_silence: Callable[[], None],
     ) -> None:
         """Begin to ping. `on_silence` is called when `may_be_lost` changes."""
-        self.node, self.channel, self.models_version = node, channel, models_version
+        self.node = node
+        self.channel = channel
+        self.models_version = models_version
         self.num_models = num_models  # Models that it is told to start with.
         self.clock = ClockOffset()
         self.started: Started | None = None
@@ -63,14 +65,16 @@ class RemoteNode:
         self.readings: Mapping[str, DeviceReading] = {}
         self.contents: Mapping[str, ModelContent] = {}  # Of its models, by name, as far as it has sent them.
         self.leave: Leave | None = None  # The message when it goes, if it is about to leave.
-        self._ping_s, self._silence_s = ping_s, silence_s
+        self._ping_s = ping_s
+        self._silence_s = silence_s
         self._outboxes: dict[int, Outbox] = {}
         self._checks: dict[int, ReportCheck] = {}
         self._checks_before: dict[int, ReportCheck] = {}  # Of the former workers, for their late reports.
         self._pings: set[int] = set()  # Times of the pings that are not answered.
         self._awaited: list[tuple[object, type, asyncio.Future[Any]]] = []
         self.is_silent = self.may_be_lost = False
-        self._silent_s, self._on_silence = 0.0, on_silence
+        self._silent_s = 0.0
+        self._on_silence = on_silence
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
         self._pinging.add_done_callback(partial(end_if_failed, channel))
 
@@ -169,7 +173,8 @@ class RemoteNode:
             self.clock.add(message.sent_ns, message.now_ns, received_ns)
             return True
         if isinstance(message, NodeMemory):
-            self.resident_bytes, self.readings = message.resident_bytes, message.readings
+            self.resident_bytes = message.resident_bytes
+            self.readings = message.readings
             return True
         for index, (_, kind, answer) in enumerate(self._awaited):
             if isinstance(message, kind):

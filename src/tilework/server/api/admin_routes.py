@@ -116,7 +116,7 @@ def add_admin_routes(
         images.additions.remove(name)
         _tell(http, f"the model {name} was removed")
         if images.models.default.name != default:
-            _tell(http, f"{images.models.default.name} draws what names no model")
+            _tell(http, f"{images.models.default.name} draws calls that name no model")
         return {"id": name, "object": "model", "deleted": True}
 
 

@@ -106,17 +106,20 @@ def create_app(
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
     """
-    tenants, safety_filter = CurrentTenants(load_tenants(config)), load_safety_filter(config.safety_filter)
+    tenants = CurrentTenants(load_tenants(config))
+    safety_filter = load_safety_filter(config.safety_filter)
     store = new_store(config, engine.now_ns) if store is None else store
     readiness = readiness or Readiness(engine, backlog=store.backlog)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
     metrics = Metrics(engine, store, use, lambda: readiness.unready, readiness.disk)
-    feed, recent = Feed(engine.now_ns), RecentTraffic(engine.now_ns)
+    feed = Feed(engine.now_ns)
+    recent = RecentTraffic(engine.now_ns)
     engine.observe(Observers(metrics, feed, recent, readiness))
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
-    webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None
+    webhooks = _webhooks(config, call_registry, metrics)
+    traces = Traces(config.traces) if config.traces else None
     submitter = _submitter(
         engine=engine,
         config=config,
@@ -131,9 +134,13 @@ def create_app(
     )
     images = _images(engine, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
-    app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
-    app.state.watchers, app.state.tenants = Watchers(engine, feed), tenants
+    app.state.submitter = submitter
+    app.state.sets = sets
+    app.state.images = images
+    app.state.webhooks = webhooks
+    app.state.watchers = Watchers(engine, feed)
     app.state.planner = CapacityPlanner(engine, recent)
+    app.state.tenants = tenants
     app.state.batches = _batches(app, config, tenants, images, readiness, data)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
@@ -303,7 +310,8 @@ def new_store(config: ServerConfig, now_ns: Callable[[], int], durable: DurableD
     """
     ttl_ns = ns_from_s(config.result_ttl_s)
     if config.results is not None:
-        shared, spool_bytes = _shared_store(config.results, config.result_bytes, ttl_ns), config.spool_bytes
+        shared = _shared_store(config.results, config.result_bytes, ttl_ns)
+        spool_bytes = config.spool_bytes
         return SpooledStore(shared, durable, spool_bytes=spool_bytes, ttl_ns=ttl_ns, now_ns=now_ns)
     if durable is None:
         return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ttl_ns)

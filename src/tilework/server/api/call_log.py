@@ -14,7 +14,8 @@ def log_ended(record: CallRecord) -> None:
     """Log the end of a call."""
     if not _log.isEnabledFor(logging.INFO):
         return
-    status, ask = record.status(), record.ask
+    status = record.status()
+    ask = record.ask
     values: dict[str, object] = {"uid": record.uid, "status": status.status}
     if status.error is not None:
         values["reason"] = status.error.code

@@ -78,10 +78,10 @@ class ChatChunks:
         """Return what an event adds to the message; None for events that add nothing."""
         match one.name.partition(".")[2]:
             case "accepted":
-                pictures = counted(len(self.call.ask.specs), "picture")
-                return {"role": "assistant", "content": "", "reasoning_content": f"{pictures}{self._left(one)}\n"}
+                images = counted(len(self.call.ask.specs), "image")
+                return {"role": "assistant", "content": "", "reasoning_content": f"{images}{self._left(one)}\n"}
             case "progress":
-                which = f"picture {one.data['index']!s}, " if len(self.call.ask.specs) > 1 else ""
+                which = f"image {one.data['index']!s}, " if len(self.call.ask.specs) > 1 else ""
                 state = one.data["state"]
                 at = f"step {one.data['step']} of {one.data['steps']}" if state in ("running", "done") else state
                 return {"reasoning_content": f"{which}{at}{self._left(one)}\n"}

@@ -69,5 +69,5 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 async def _unreachable(_request: Request, error: Exception) -> Response:
     _log.error("results cannot be reached: %s", error)
-    message = "The pictures are kept on other machines, of which none answers now. Ask again in a moment."
+    message = "The images are kept on other machines, and none of these answers now. Ask again in a moment."
     return api_error(errors.ResultsUnreachable(message, retry_s=1, resend=True)).response()

@@ -14,7 +14,7 @@ UID = "c5b6a1d2e3f405162738495a6b7c8d9e"
 ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     # status: description, type, code, param, message
     400: (
-        "A value is wrong; the message names the field, its value, and what would be right",
+        "A value is wrong; the message names the field, its value, and the remedy",
         "invalid_request_error",
         "invalid_value",
         "size",
@@ -40,7 +40,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "invalid_request_error",
         "request_not_found",
         "uid",
-        f'There is no request "{UID}"; those that have ended are known for 7200 seconds at most.',
+        f'There is no request "{UID}"; requests that have ended are known for at most 7200 seconds.',
     ),
     405: (
         "The path has other methods (`method_not_allowed`); `Allow` names them",
@@ -57,20 +57,20 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The body was not complete after 30 seconds; send it faster, or a shorter one.",
     ),
     409: (
-        "Not done yet (`not_ready`), the call was cancelled while you waited for it (`cancelled`), or too few requests"
-        " have come for a plan (`too_little_traffic`)",
+        "The call is not done yet (`not_ready`) or was cancelled while you waited for it (`cancelled`), or too few "
+        "requests have come for a plan (`too_little_traffic`)",
         "invalid_request_error",
         "not_ready",
         "uid",
         f"Request {UID} is running, not done yet. Retry in 2 seconds.",
     ),
     410: (
-        "The pictures were kept for a while, and are gone (`result_expired`), or never came",
+        "The images were kept for a while and are gone (`result_expired`), or were never made",
         "invalid_request_error",
         "result_expired",
         "uid",
-        f"The pictures of request {UID} are gone: they were deleted or lost, made room for newer ones, or were 3600"
-        " seconds old. Send the request again, with another key if it has one.",
+        f"The images of request {UID} are gone: they were deleted or lost, made room for newer ones, or were 3600 "
+        "seconds old. Send the request again, with another key if it has one.",
     ),
     413: (
         "The body is too large",
@@ -87,7 +87,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         'Content-Type = "text/plain" is not accepted; send JSON with "Content-Type: application/json".',
     ),
     416: (
-        "No byte of the file is in the Range; `Content-Range` says how many it has",
+        "The Range has no byte of the file; `Content-Range` holds the size of the file",
         "invalid_request_error",
         "range_not_satisfiable",
         "Range",
@@ -101,15 +101,17 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         'Idempotency-Key = "k1" belongs to another body. Send the same body again, or another key.',
     ),
     429: (
-        "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
-        " the server has enough (`queue_full`; `input_full`: given pictures), or your tenant has (`tenant_share` of the"
-        " queue, `too_many_open`), or your key (`rate_limit_exceeded`), or another plan is being made (`planner_busy`);"
-        " `Retry-After` says when to ask; `alternate` is the URL of another set that could begin it earlier, if any",
+        "The deadline cannot be met (`deadline_unreachable`; `earliest_s` is the earliest that can), a limit is "
+        "reached of the server (`queue_full`; `input_full`: input images), your tenant (`tenant_share` of the queue, "
+        "`too_many_open`) or your key (`rate_limit_exceeded`), or another plan is being made (`planner_busy`); "
+        "`Retry-After` says when to ask again; `alternate` is the URL of another set that could begin the call "
+        "earlier, if there is one",
         "rate_limit_error",
         "deadline_unreachable",
         "slo_s",
-        "slo_s = 1 cannot be met: reservations leave no room for it, with 12 other requests present. The earliest"
-        ' deadline that can is slo_s = 3.251: ask for that, or send on_miss "best_effort", or retry in 3 seconds.',
+        "slo_s = 1 cannot be met: reservations leave no room for it, with 12 other requests present. The earliest "
+        'deadline that can be met is slo_s = 3.251: ask for that, or send on_miss "best_effort", or retry in 3 '
+        "seconds.",
     ),
     431: (
         "URL and headers are too long",
@@ -119,7 +121,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "URL and headers exceed 16384 bytes together; send shorter ones.",
     ),
     500: (
-        "The picture could not be made, or the server failed",
+        "The image could not be made, or the server failed",
         "server_error",
         "internal_error",
         None,
@@ -130,8 +132,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "server_error",
         "not_ready",
         None,
-        "The server is not ready: it is stopping: 3 calls open, 2 pictures not fetched,"
-        " at most 20 s. Try again in 5 seconds.",
+        "The server is not ready: it is stopping: 3 calls open, 2 images not fetched, at most 20 s. Try again in 5 "
+        "seconds.",
     ),
     504: (
         'The deadline could not be met any more, and on_miss is "drop"',

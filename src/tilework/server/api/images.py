@@ -67,7 +67,8 @@ class CallEntry:
     is_replay: bool
 
     def headers(self) -> dict[str, str]:
-        deadline, judged = self.call.ask.deadline, dict[str, str]()
+        deadline = self.call.ask.deadline
+        judged: dict[str, str] = {}
         if deadline is not None:
             judged = {"x-tilework-slo-s": f"{deadline.slo_s:.15g}", "x-tilework-slo-source": deadline.source}
         return {"x-request-id": self.call.uid, **judged, **(REPLAYED if self.is_replay else {})}
@@ -94,7 +95,8 @@ class ImageService:
     @property
     def models(self) -> ServedModels:
         """The models that are served; the engine must have started."""
-        engine, config = self.engine, self.config
+        engine = self.engine
+        config = self.config
         return ServedModels(engine.models, self.entries, config.served_names, config.strict, engine.not_served)
 
     def check_free(self, name: str, aliases: Sequence[str]) -> None:
@@ -104,7 +106,8 @@ class ImageService:
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
         wish = preference(http.headers.getlist("prefer"))
         entry = await self.enter(http, route, is_later=wish.is_async)
-        call, headers = entry.call, entry.headers()
+        call = entry.call
+        headers = entry.headers()
         if call.ask.is_stream:
             return self.stream(call, headers, on_wire, has_progress=call.ask.has_progress)
         if wish.is_async:
@@ -182,7 +185,7 @@ class ImageService:
             return
         reason = await self.threads.run(self.safety_filter.refuse_texts, texts_of(spec))
         if reason is not None:
-            raise ContentRefused(f"This is not drawn here: {reason}.", resend=False)
+            raise ContentRefused(f"This server does not draw this: {reason}.", resend=False)
 
     def check_rate(self, tenant: Tenant, key: bytes) -> None:
         """Raise CallError if the key has made its calls of this minute."""
@@ -192,7 +195,8 @@ class ImageService:
 
     def _rules(self, http: Request, models: ServedModels, info: ModelInfo, name: object) -> Rules:
         """Return the rules for a body that asks, as of now, for this model by this `name`."""
-        tenant, tenants = tenant_of(http.scope), tenants_of(http.scope)
+        tenant = tenant_of(http.scope)
+        tenants = tenants_of(http.scope)
         return Rules(
             info=info,
             defaults=DefaultSlos(

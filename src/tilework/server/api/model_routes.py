@@ -70,7 +70,8 @@ def add_model_routes(
         """Return the hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
         models = images.models
-        (first, *_), default = models.listed(models.default.name), models.default
+        first, *_ = models.listed(models.default.name)
+        default = models.default
         return ModelPath(model_path=first if first != default.name else public_source(default))
 
     return card

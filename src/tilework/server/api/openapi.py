@@ -43,7 +43,7 @@ IDEMPOTENCY_KEY = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]*$"},
-    "description": "Sending the same body with the same key again joins the first call.",
+    "description": "The same body with the same key joins the first call.",
 }
 PREFER = {
     "name": "Prefer",
@@ -66,17 +66,18 @@ _EVENT = {  # One event: OpenAPI 3.1 has no word for the stream itself.
 }
 CALL_HEADERS = ("x-request-id", "x-tilework-slo-s", "x-tilework-slo-source", "Idempotent-Replayed")
 _HEADERS = {
-    "x-request-id": "The uid of the call",
-    "x-tilework-slo-s": "Its deadline in seconds from its arrival, if it has one",
-    "x-tilework-slo-source": "Who has given the deadline: request, tenant, class, model or server",
-    "Idempotent-Replayed": "true, if an earlier request with the same key started the call",
-    "Preference-Applied": "What was taken of Prefer",
-    "Location": "Where to ask how the call stands",
+    "x-request-id": "Uid of the call",
+    "x-tilework-slo-s": "Deadline of the call in seconds from its arrival, if it has one",
+    "x-tilework-slo-source": "Source of the deadline: request, tenant, class, model or server",
+    "Idempotent-Replayed": "true if an earlier request with the same key started the call",
+    "Preference-Applied": "Parts of Prefer that the server applied",
+    "Location": "URL of the status of the call",
     "Accept-Ranges": "bytes",
-    "Content-Range": "Which part of the file it is",
-    "ETag": "The name of the file's content",
-    "Retry-After": "After how many seconds to try again",
-    "Link": "The same route of another set that could begin the call earlier, with rel=alternate; see `/v1/sets`",
+    "Content-Range": "Part of the file that the answer holds",
+    "ETag": "Name of the file's content",
+    "Retry-After": "Seconds until you may try again",
+    "Link": "URL of the same route at another set that could begin the call earlier, with rel=alternate; see "
+    "`/v1/sets`",
 }
 HEADERS_OF_OURS = tuple(name for name in _HEADERS if name != "Accept-Ranges")
 """Headers of answers that a page of another origin may read."""
@@ -107,7 +108,7 @@ def stream(description: str, events: str, *, fields: Mapping[str, object] | None
 
 
 def files(description: str) -> dict[str, Any]:
-    schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a picture"}
+    schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of an image"}
     pictures = {f"image/{one}": schema for one in ("png", "jpeg", "webp")}
     return {"description": description, "content": {**pictures, "video/mp4": schema}}
 
@@ -119,10 +120,10 @@ def video_file(description: str, *headers: str) -> dict[str, Any]:
 
 def video_variants() -> dict[str, Any]:
     """Describe the file of a video, or a picture of it."""
-    answer = video_file("The file, or a picture of it")
+    answer = video_file("The file, or an image of it")
     for form in ("jpeg", "webp"):
         schema = {"type": "string", "format": "binary"}
-        answer["content"][f"image/{form}"] = {"schema": schema, "example": "the bytes of a picture"}
+        answer["content"][f"image/{form}"] = {"schema": schema, "example": "the bytes of an image"}
     return answer
 
 

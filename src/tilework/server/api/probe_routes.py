@@ -125,13 +125,11 @@ def add_plan_route(app: FastAPI, plans: PlanService) -> None:
     @app.get(
         "/v1/plan",
         tags=["operations"],
-        responses={200: good("The plan, or how far it is", "plan"), **errors(400, 401, 403, 409, 429)},
+        responses={200: good("The plan, or its progress", "plan"), **errors(400, 401, 403, 409, 429)},
     )
     async def plan(
         http: Request,
-        target: Annotated[
-            str, Query(description="The share of deadlines that has to be kept, from 0.01 to 0.999")
-        ] = "0.95",
+        target: Annotated[str, Query(description="Share of the deadlines to keep, from 0.01 to 0.999")] = "0.95",
     ) -> PlanState:
         """Return how many devices keep a share of the deadlines, by simulation of the traffic of the latest hour.
 

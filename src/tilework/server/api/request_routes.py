@@ -15,13 +15,14 @@ from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
 MAX_LISTED = 100
 Uid = Annotated[str, Path(description="a call, or one of its images as `{call}-{index}`", examples=[UID])]
 Limit = Annotated[
-    int, Query(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}, how many at most (default 20)")
+    int, Query(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}, the most to list (default 20)")
 ]
-After = Annotated[str | None, Query(description="the `last_id` of a page: list those that came before", examples=[UID])]
+After = Annotated[str | None, Query(description="the `last_id` of a page: lists the calls before it", examples=[UID])]
 Index = Annotated[
-    int | None, Query(ge=0, le=999, description="an integer from 0 to 999, which image of a call (default 0)")
+    int | None,
+    Query(ge=0, le=999, description="an integer from 0 to 999, the index of an image in its call (default 0)"),
 ]
-Frame = Annotated[int, Query(ge=0, le=9999, description="an integer, which frame of a clip (default 0)")]
+Frame = Annotated[int, Query(ge=0, le=9999, description="an integer, the index of a frame in its clip (default 0)")]
 
 
 def add_request_routes(app: FastAPI, requests: RequestService) -> None:
@@ -39,7 +40,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}",
         tags=["requests"],
         response_model=RequestStatus,
-        responses={200: good("How it stands", "status"), **errors(401, 404)},
+        responses={200: good("Its status", "status"), **errors(401, 404)},
     )
     async def request_status(uid: Uid, http: Request) -> RequestStatus:
         """Return the status of a call, or of one image of it."""

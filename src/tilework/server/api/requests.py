@@ -68,9 +68,14 @@ class RequestService:
         Raises:
             InvalidValue: there is no call `after`.
         """
-        tenant, now_ns = tenant_of(http.scope).name, self.engine.now_ns()
+        tenant = tenant_of(http.scope).name
+        now_ns = self.engine.now_ns()
         if after is not None and self.call_registry.find(after, tenant, now_ns) is None:
-            raise invalid("after", after, "Give the uid of a call that is still known, or leave it out to begin anew.")
+            raise invalid(
+                "after",
+                after,
+                "Give the uid of a call that is still known, or leave it out to list from the beginning.",
+            )
         entries = self.call_registry.latest(tenant, limit + 1, now_ns, after)
         data = [
             entry.status() if isinstance(entry, CallRecord) else call_status(entry, None) for entry in entries[:limit]
@@ -176,7 +181,7 @@ class RequestService:
         if isinstance(entry, Call):
             return _not_done(entry, status, self.engine.now_ns())
         if status.error is not None:
-            message = f"Request {uid} has no pictures: {status.error.message}"
+            message = f"Request {uid} has no images: {status.error.message}"
             return PicturesGone(message, field="uid", code=status.error.code)
         if status.expires is None:
             return gone(uid, "they were in the answer to it, and the request did not ask to keep them")
@@ -207,7 +212,9 @@ class RequestService:
         if not self.submitter.readiness.has_started:
             return self.submitter.readiness.error(Unready.STARTING)
         most_s = s_from_ns(self.call_registry.record_ttl_ns)
-        message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
+        message = (
+            f"There is no request {shown(uid)}; requests that have ended are known for at most {most_s:g} seconds."
+        )
         return UnknownCall(message, field="uid")
 
     def _status(self, entry: Call | CallRecord) -> RequestStatus:

@@ -25,9 +25,9 @@ from tilework.server.schema.video_answers import VideoDeleted, VideoJob, VideoLi
 
 VideoId = Annotated[str, Path(description="a video", examples=[UID])]
 Limit = Annotated[
-    int, Query(ge=0, le=MAX_LISTED, description=f"an integer from 0 to {MAX_LISTED}, how many at most (default 20)")
+    int, Query(ge=0, le=MAX_LISTED, description=f"an integer from 0 to {MAX_LISTED}, the most to list (default 20)")
 ]
-After = Annotated[str | None, Query(description="the `last_id` of a page: list those that follow", examples=[UID])]
+After = Annotated[str | None, Query(description="the `last_id` of a page: lists the videos after it", examples=[UID])]
 Sorting = Annotated[Order, Query(description='"desc" for newest first (default), or "asc"')]
 Wanted = Annotated[
     Variant,
@@ -45,7 +45,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )
     async def create_video(http: Request) -> Response:
-        """Begin a video, from a text or a picture; ask for it later by its id. The body may be a form."""
+        """Begin a video, from a text or an image; ask for it later by its id. The body may be a form."""
         return await videos.create(http)
 
     @app.post(
@@ -77,7 +77,7 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos/{video_id}",
         tags=["videos"],
         response_model=VideoJob,
-        responses={200: good("How it stands", "video"), **errors(401, 404)},
+        responses={200: good("Its status", "video"), **errors(401, 404)},
     )
     async def retrieve_video(video_id: VideoId, http: Request) -> VideoJob:
         """Return the status of a video: its progress, when it is expected, and why it failed if it did."""
@@ -101,5 +101,5 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         openapi_extra={"parameters": [RANGE]},
     )
     async def video_content(video_id: VideoId, http: Request, variant: Wanted = "video") -> Response:
-        """Return the file of a video or a part of it, a picture of it, or its latest preview."""
+        """Return the file of a video or a part of it, an image of it, or its latest preview."""
         return await videos.content(video_id, variant, http)

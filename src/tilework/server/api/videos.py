@@ -73,8 +73,13 @@ class VideoService:
             InvalidValue: there is no video `after`.
         """
         if after is not None and self._find(after, http) is None:
-            raise invalid("after", after, "Give the id of a video that is still known, or leave it out to begin anew.")
-        registry, tenant = self.requests.call_registry, tenant_of(http.scope).name
+            raise invalid(
+                "after",
+                after,
+                "Give the id of a video that is still known, or leave it out to list from the beginning.",
+            )
+        registry = self.requests.call_registry
+        tenant = tenant_of(http.scope).name
         more = {"newest_first": order == "desc", "only_videos": True}
         found = registry.latest(tenant, limit + 1, self.images.engine.now_ns(), after, **more)
         data = [self._job(entry, as_of_now=False) for entry in found[:limit]]
@@ -95,7 +100,7 @@ class VideoService:
         return VideoDeleted(id=video_id)
 
     async def content(self, video_id: str, variant: Variant, http: Request) -> Response:
-        """Answer with the file of a video, a picture of it, or the latest preview of a video that is not done."""
+        """Answer with the file of a video, an image of it, or the latest preview of a video that is not done."""
         entry = self._found(video_id, http)
         if variant == "video":
             return await self.requests.content(video_id, 0, 0, http)
@@ -115,7 +120,10 @@ class VideoService:
             PicturesGone: the video has ended.
         """
         if not entry.ask.specs[0].preview_every:
-            remedy = "The video was asked for without previews: give preview_every or preview_every_s with the next."
+            remedy = (
+                "The request for the video asked for no previews: give preview_every or preview_every_s with the next "
+                "one."
+            )
             raise invalid("variant", "preview", remedy)
         if isinstance(entry, CallRecord) or entry.end.done():
             message = f"Video {entry.uid} has ended, and its previews are gone. Ask for another variant."
@@ -155,7 +163,8 @@ class VideoService:
 
 
 def _job(entry: Call | CallRecord, status: RequestStatus, model: str) -> VideoJob:
-    ask, (image,) = entry.ask, status.images
+    ask = entry.ask
+    (image,) = status.images
     (spec,) = ask.specs
     assert spec.video is not None
     seconds = spec.frames / spec.video.fps

@@ -41,15 +41,22 @@ class AnswerFile:
 
     def begin(self) -> None:
         """Take over the answers that the index names. Raises OSError."""
-        size, self.numbers, self.end = self.place.stat().st_size, set(), 0
-        self._num_records, self._unwritten, self._head = 0, [], b""
+        size = self.place.stat().st_size
+        self.numbers = set()
+        self.end = 0
+        self._num_records = 0
+        self._unwritten = []
+        self._head = b""
         for number, end in self._records():
             if not self.end < end <= size:  # More of the answers was cut off than of the index.
                 break
             self.numbers.add(number)
-            self.end, self._num_records = end, self._num_records + 1
+            self.end = end
+            self._num_records += 1
         if self.end and not self._is_behind_newline():
-            self.numbers, self.end, self._num_records = set(), 0, 0
+            self.numbers = set()
+            self.end = 0
+            self._num_records = 0
         with suppress(FileNotFoundError):
             os.truncate(self.index, self._num_records * _RECORD.size)  # A later answer must not match a dropped record.
         self._at = self.end
@@ -99,7 +106,8 @@ class AnswerFile:
         begin = 0
         while (cut := piece.find(b"\n", begin)) >= 0:
             yield self._head + piece[begin : min(cut, begin + _HEAD_BYTES - len(self._head))], self._at + cut + 1
-            self._head, begin = b"", cut + 1
+            self._head = b""
+            begin = cut + 1
         self._head += piece[begin : begin + _HEAD_BYTES - len(self._head)]
 
     def _note(self, number: int, end: int) -> None:

@@ -25,7 +25,8 @@ TENANT = "tenant-"
 """Prefix of the name of a tenant's folder."""
 OUTPUT, ERRORS = "output", "error"
 """Prefixes of the ids of files of answers: of those with status 200, and of others."""
-_CALLS, _NEW = "file", ".new"
+_CALLS = "file"
+_NEW = ".new"
 _FILE = re.compile(r"((?:file|output|error)-[0-9a-f]{32})(?:\.([0-9]{1,11}))?", re.ASCII)
 """Name of a file: its id, and its expiry in seconds since 1970 if its client has set one."""
 _BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
@@ -98,7 +99,8 @@ class KeptBatch:
     @classmethod
     def of(cls, answer: BatchAnswer) -> KeptBatch:
         times_s = (answer.completed_at, answer.failed_at, answer.expired_at, answer.cancelled_at)
-        counts, expiry = answer.request_counts, answer.output_expires_after
+        counts = answer.request_counts
+        expiry = answer.output_expires_after
         return cls(
             id=answer.id,
             created_s=answer.created_at,
@@ -132,7 +134,8 @@ def scan(path: Path) -> tuple[dict[str, FoundOnDisk], list[StoredBatch]]:
     Raises OSError.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found, unfinished = dict[str, FoundOnDisk](), list[StoredBatch]()
+    found: dict[str, FoundOnDisk] = {}
+    unfinished: list[StoredBatch] = []
     for folder in path.glob(f"{TENANT}*"):
         tenant = folder.name.removeprefix(TENANT)
         found[tenant], more = _scan_tenant(tenant, folder)
@@ -177,14 +180,17 @@ def remove(places: Iterable[Path]) -> None:
 
 
 def _scan_tenant(tenant: str, folder: Path) -> tuple[FoundOnDisk, list[StoredBatch]]:
-    found, unfinished, indexes = FoundOnDisk(), list[StoredBatch](), list[Path]()
+    found = FoundOnDisk()
+    unfinished: list[StoredBatch] = []
+    indexes: list[Path] = []
     for place in map(Path, os.scandir(folder)):
         if place.name.endswith(_NEW):
             place.unlink()
         elif place.name.endswith(INDEX):
             indexes.append(place)
         elif name := _FILE.fullmatch(place.name):
-            status, expires_s = place.stat(), None if name[2] is None else int(name[2])
+            status = place.stat()
+            expires_s = None if name[2] is None else int(name[2])
             found.files[name[1]] = KeptFile(place, status.st_size, int(status.st_mtime), expires_s)
         elif not _BATCH.fullmatch(place.name):
             continue
@@ -209,7 +215,8 @@ def _assign_answers(found: FoundOnDisk) -> None:
     for batch in found.batches.values():
         for file_id in batch.answers_ids:
             if (file := found.files.get(file_id)) is not None:
-                file.created_s, file.batch_id = batch.created_s, batch.id
+                file.created_s = batch.created_s
+                file.batch_id = batch.id
 
 
 def _remove_unowned(found: FoundOnDisk) -> None:

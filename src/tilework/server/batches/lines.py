@@ -51,13 +51,15 @@ class LinePosition:
 
 def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
     """Return the number of calls in a file, and its first mistakes. Empty lines do not count. Blocks."""
-    seen, num_calls, mistakes = dict[str, int](), 0, list[LineError]()
+    seen: dict[str, int] = {}
+    num_calls = 0
+    mistakes: list[LineError] = []
     for line in _read(place, endpoint):
         num_calls += 1
         if isinstance(line, LineError):
             mistakes.append(line)
         elif line.custom_id in seen:
-            message = f"custom_id = {shown(line.custom_id)} is that of line {seen[line.custom_id]}, too."
+            message = f"custom_id = {shown(line.custom_id)} is also that of line {seen[line.custom_id]}."
             message += " Give each line its own."
             mistakes.append(LineError(line=line.number, message=message, param="custom_id"))
         else:
@@ -65,9 +67,11 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
         if len(mistakes) == _MOST_ERRORS or num_calls > MAX_LINES:
             break
     if num_calls > MAX_LINES:
-        mistakes.append(LineError(line=MAX_LINES + 1, message=f"There are more than {MAX_LINES} lines: send several."))
+        mistakes.append(
+            LineError(line=MAX_LINES + 1, message=f"There are more than {MAX_LINES} lines: send several files.")
+        )
     if not num_calls:
-        mistakes.append(LineError(line=1, message="The file is empty: give one call a line."))
+        mistakes.append(LineError(line=1, message="The file is empty: give one call per line."))
     return num_calls, mistakes
 
 
@@ -78,7 +82,9 @@ def read_calls(
 
     Calls whose numbers are among `answered` are skipped without parsing. Blocks, for a piece of the file.
     """
-    number, num_bytes, calls = begin.number, 0, list[BatchLine]()
+    number = begin.number
+    num_bytes = 0
+    calls: list[BatchLine] = []
     with place.open("rb") as file:
         file.seek(begin.offset)
         for text in _texts(file):
@@ -120,7 +126,8 @@ def _texts(file: BinaryIO) -> Iterator[list[bytes]]:
         while (end := piece.find(b"\n", begin) + 1) > 0:
             line.append(piece[begin:end])
             yield line
-            line, begin = [], end
+            line = []
+            begin = end
         if begin < len(piece):
             line.append(piece[begin:])
     if line:
@@ -147,12 +154,13 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> BatchLine | Line
         return wrong(f"{reason[0].upper()}{reason[1:]}. {remedy}.")
     except RestTooLarge:
         return wrong(
-            f"Without texts of {LONG_TEXT_BYTES} bytes and more, such as images as base64, it has more than"
-            f" {_MOST_REST_BYTES >> 20} MiB. Give fewer or shorter fields beside them."
+            f"Apart from texts of {LONG_TEXT_BYTES} bytes and more, such as images as base64, it has more than "
+            f"{_MOST_REST_BYTES >> 20} MiB. Give fewer or shorter fields beside them."
         )
     if not isinstance(call, dict):
         return wrong("It is no object.")
-    custom_id, body = call.get("custom_id"), call.get("body")
+    custom_id = call.get("custom_id")
+    body = call.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         remedy = f"Give a text of less than {LONG_TEXT_BYTES} bytes."
         return wrong(f"custom_id = {shown(custom_id)} is not accepted. {remedy}", "custom_id")

@@ -12,7 +12,7 @@ from tilework.server.batches.service import BatchService
 from tilework.server.schema.batch_answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
 
 _MOST_FILES = 10_000  # The limit of OpenAI's own route, for which its clients may ask.
-_LIMIT = "an integer from 1 to 100, how many at most (default 20)"
+_LIMIT = "an integer from 1 to 100, the most to list (default 20)"
 
 
 def add_batch_routes(app: FastAPI, batches: BatchService) -> None:
@@ -51,7 +51,7 @@ def _add_file_routes(app: FastAPI, batches: BatchService) -> None:
     async def list_files(
         http: Request,
         limit: Annotated[
-            int, Query(ge=1, le=_MOST_FILES, description=f"an integer from 1 to {_MOST_FILES}, how many at most")
+            int, Query(ge=1, le=_MOST_FILES, description=f"an integer from 1 to {_MOST_FILES}, the most to list")
         ] = _MOST_FILES,
         after: str | None = None,
         order: Annotated[Literal["asc", "desc"], Query(description='"asc" or "desc" (default), by time')] = "desc",

@@ -99,7 +99,7 @@ class BatchRunner:
         unfinished, self.shelf.unfinished = self.shelf.unfinished, []
         for batch in unfinished:
             if self.tenants.value.named(batch.tenant) is None:
-                message = "batch %s goes on when there is its tenant again: %s is gone"
+                message = "batch %s waits until its tenant is there again: %s is gone"
                 logger.error(message, batch.answer.id, batch.tenant)
             self.start(batch)
 
@@ -166,11 +166,12 @@ class BatchRunner:
             try:
                 return await self._run(progress)
             except Exception:
-                logger.exception("batch %s has stopped, and goes on in %d seconds", progress.state.id, _STOPPED_S)
+                logger.exception("batch %s has stopped, and continues in %d seconds", progress.state.id, _STOPPED_S)
             await asyncio.sleep(_STOPPED_S)
 
     async def _run(self, progress: _Progress) -> None:
-        tenant, state = progress.batch.tenant, progress.state
+        tenant = progress.batch.tenant
+        state = progress.state
         ids = (state.input_file_id, state.output_file_id or "", state.error_file_id or "")
         calls, *kept = (self.shelf.file(tenant, file_id) for file_id in ids)
         answers = [_Answers(kept=one, file=AnswerFile(one.place)) for one in kept if one is not None]
@@ -194,7 +195,8 @@ class BatchRunner:
                 await self._on_thread(one.file.forget)
 
     async def _make_calls(self, progress: _Progress, calls: KeptFile, answers: list[_Answers]) -> None:
-        places, answered = asyncio.Semaphore(AT_ONCE), [one.file.numbers for one in answers]
+        places = asyncio.Semaphore(AT_ONCE)
+        answered = [one.file.numbers for one in answers]
         position: LinePosition | None = LinePosition()
         async with self._client(progress) as client, asyncio.TaskGroup() as group:
             while position is not None and not progress.is_over:
@@ -236,7 +238,8 @@ class BatchRunner:
         written = answers[0 if is_good else 1]
         await self._on_thread(_append, written.file, state.id, line, answer)
         self.shelf.has_grown(written.kept, written.file.end)
-        counts, name = progress.state.request_counts, "completed" if is_good else "failed"
+        counts = progress.state.request_counts
+        name = "completed" if is_good else "failed"
         progress.update(request_counts=counts.model_copy(update={name: getattr(counts, name) + 1}))
 
     def _client(self, progress: _Progress) -> httpx.AsyncClient:
@@ -251,7 +254,8 @@ class BatchRunner:
 
     def _defaults(self, progress: _Progress, tenant: Tenant, line: BatchLine) -> dict[str, Any]:
         """Return defaults for fields that a call does not set, nor its `extra_body`; null does not set a field."""
-        given, found = line.given(), dict[str, Any]()
+        given = line.given()
+        found: dict[str, Any] = {}
         if "priority" not in given and CLASS in self.tenants.value.allowed(tenant):
             found["priority"] = CLASS
         if not any(name in given for name in _DEADLINES):
@@ -279,7 +283,7 @@ class BatchRunner:
 
 
 def _files_gone() -> LineErrors:
-    message = "A file of the batch is gone. Send what is left of its calls as another batch."
+    message = "A file of the batch is gone. Send its remaining calls as another batch."
     return LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
 
 

@@ -62,8 +62,12 @@ class BatchService:
         check_rate: Callable[[Tenant, bytes], None],
     ) -> None:
         assert (shelf is None) == (runner is None)
-        self._config, self._shelf, self._runner, self._room = config, shelf, runner, room
-        self._require_ready, self._check_rate = require_ready, check_rate
+        self._config = config
+        self._shelf = shelf
+        self._runner = runner
+        self._room = room
+        self._require_ready = require_ready
+        self._check_rate = check_rate
         self._checking = asyncio.Lock()  # Files are checked one at a time, since that takes processor time.
         self._resumed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +76,8 @@ class BatchService:
 
     async def upload(self, http: Request) -> FileAnswer:
         async with self._opened() as (shelf, _):
-            tenant, num_tenants = tenant_of(http.scope), len(tenants_of(http.scope).members)
+            tenant = tenant_of(http.scope)
+            num_tenants = len(tenants_of(http.scope).members)
             self._check_rate(tenant, key_of(http.scope))
             shelf.check_room(tenant.name, 0, num_tenants)
             if media_type(http) != FORM:
@@ -82,7 +87,8 @@ class BatchService:
                     max_bytes=self._config.max_input_bytes, timeout_s=self._config.read_timeout_s, place=place
                 )
                 fields = dict(await read_form(http, limits))
-                content, ttl_s = taken_file(fields.get(PURPOSE), fields.get(FILE)), expires_after(fields)
+                content = taken_file(fields.get(PURPOSE), fields.get(FILE))
+                ttl_s = expires_after(fields)
                 expires_s = None if ttl_s is None else int(time.time()) + ttl_s
                 return await shelf.add(tenant.name, content, expires_s, num_tenants)
 
@@ -114,10 +120,12 @@ class BatchService:
     async def delete(self, file_id: str, http: Request) -> FileDeleted:
         """Delete a file. Raises ApiError if a batch that is not done has it."""
         async with self._opened() as (shelf, _), shelf.lock(tenant := tenant_of(http.scope).name):
-            file, user = _file(shelf, tenant, file_id), shelf.user_of(tenant, file_id)
+            file = _file(shelf, tenant, file_id)
+            user = shelf.user_of(tenant, file_id)
             if user is not None:
                 message = (
-                    f"The file is one of {user}, which is not done. Wait for its end, or cancel it, and delete it then."
+                    f"The file belongs to {user}, which is not done. Wait for its end or cancel it, then delete the "
+                    "file."
                 )
                 raise ApiError(409, message, param="file_id", code="file_in_use")
             await shelf.delete(tenant, file)
@@ -192,7 +200,7 @@ class BatchService:
                 runner.end_overdue()
                 await shelf.sweep()
             except Exception:
-                logger.exception("the files of batches cannot be looked over: again in %d seconds", _RETRY_S)
+                logger.exception("the files of batches cannot be checked; the next attempt is in %d seconds", _RETRY_S)
                 pause_s = _RETRY_S
             await asyncio.sleep(pause_s)
 
@@ -200,7 +208,7 @@ class BatchService:
     async def _opened(self) -> AsyncIterator[tuple[BatchShelf, BatchRunner]]:
         """Yield shelf and runner. Raises ApiError if files cannot be kept here, or no more of them, or not now."""
         if self._shelf is None or self._runner is None:
-            message = "This server keeps no files: batches need one that was started with --durable DIR."
+            message = "This server keeps no files: start it with --durable DIR for batches."
             raise ApiError(400, message, code="unsupported_value")
         try:
             await self._shelf.open()
@@ -258,7 +266,7 @@ def _page(
     """Return up to `limit` ids after `after`, and if there are more. Ids not in `there` only serve as `after`."""
     if after is not None:
         if after not in ids:
-            remedy = f"Give the id of a {noun} that is still known, or leave it out to begin anew."
+            remedy = f"Give the id of a {noun} that is still known, or leave it out to list from the beginning."
             raise invalid("after", after, remedy)
         ids = ids[ids.index(after) + 1 :]
     ids = [one for one in ids if there is None or one in there]

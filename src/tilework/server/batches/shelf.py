@@ -91,19 +91,21 @@ class BatchShelf:
 
     def check_room(self, tenant: str, num_bytes: int, num_tenants: int) -> None:
         """Check that a tenant may add a file of calls. Raises ShelfFull, TooMany."""
-        most, owned = self._config.max_batch_files, self._owned(tenant)
+        most = self._config.max_batch_files
+        owned = self._owned(tenant)
         if owned.num_files >= most:
             raise TooMany(
-                f"You have {counted(owned.num_files, 'file')} of calls of {most}. Delete those that are done, or let"
-                " files expire (expires_after)."
+                f"You have {counted(owned.num_files, 'file')} of calls, and may have {most}. Delete those that are "
+                "done, or let files expire (expires_after)."
             )
-        held, own = self.num_bytes, sum(one.num_bytes for one in owned.found.files.values())
+        held = self.num_bytes
+        own = sum(one.num_bytes for one in owned.found.files.values())
         if held + num_bytes > (total := self._config.batch_bytes):
             raise ShelfFull(f"the files of batches take {held} bytes of {total}")
         if num_tenants > 1 and own + num_bytes > total // 2:
             raise TooMany(
-                f"Your files take {own} bytes. A tenant may have {total // 2}, so that others have room, too. Delete"
-                " those that are done, or let files expire (expires_after)."
+                f"Your files take {own} bytes. A tenant may have {total // 2}, which leaves room for others. Delete "
+                "those that are done, or let files expire (expires_after)."
             )
 
     async def add(self, tenant: str, content: bytes, expires_s: int | None, num_tenants: int = 1) -> FileAnswer:
@@ -122,7 +124,8 @@ class BatchShelf:
 
     def files(self, tenant: str) -> list[KeptFile]:
         """Return the files of a tenant, newest first; the order is the same after every start."""
-        now_s, found = time.time(), self._owned(tenant).found
+        now_s = time.time()
+        found = self._owned(tenant).found
         in_use = _in_use(found)
         kept = [one for one in found.files.values() if one.id in in_use or not self._is_expired(found, one, now_s)]
         return sorted(kept, key=lambda one: disk.age_of(one.created_s, one.id), reverse=True)
@@ -150,7 +153,8 @@ class BatchShelf:
 
     async def new_outputs(self, tenant: str, created_s: int) -> tuple[str, str]:
         """Make two empty files, for good answers and for others, and return their ids. Raises OSError."""
-        folder, begins = self._folder(tenant), (disk.OUTPUT, disk.ERRORS)
+        folder = self._folder(tenant)
+        begins = (disk.OUTPUT, disk.ERRORS)
         made = [await asyncio.to_thread(disk.new_answers, folder, one, created_s) for one in begins]
         for file in made:
             self._add(tenant, file)
@@ -166,8 +170,10 @@ class BatchShelf:
     async def keep(self, batch: StoredBatch) -> None:
         """Write a batch as it stands. Raises OSError."""
         await asyncio.to_thread(disk.write_batch, self._folder(batch.tenant), batch)
-        owned, kept = self._owned(batch.tenant), KeptBatch.of(batch.answer)
-        found, owned.first_to_go = owned.found, None
+        owned = self._owned(batch.tenant)
+        kept = KeptBatch.of(batch.answer)
+        found = owned.found
+        owned.first_to_go = None
         found.batches[kept.id] = kept
         for file_id in kept.answers_ids:
             if file_id in found.files:
@@ -178,7 +184,8 @@ class BatchShelf:
 
         The batch is written first, so that it names no file that is not there.
         """
-        found, answer = self._owned(batch.tenant).found.files, batch.answer
+        found = self._owned(batch.tenant).found.files
+        answer = batch.answer
         names = {name: getattr(answer, name) for name in ("output_file_id", "error_file_id")}
         empty = {name: one for name, one in names.items() if one not in found or not found[one].num_bytes}
         await self.keep(replace(batch, answer=answer.model_copy(update=dict.fromkeys(empty))))
@@ -203,7 +210,9 @@ class BatchShelf:
 
         Its answers, which are kept for at least `KEPT_S`, are removed with it.
         """
-        owned, most, now_s = self._owned(tenant), self._config.max_batches, time.time()
+        owned = self._owned(tenant)
+        most = self._config.max_batches
+        now_s = time.time()
         found = owned.found
         while len(found.batches) >= most:
             if owned.first_to_go is None:  # Cached for clients that ask again and again.
@@ -213,8 +222,8 @@ class BatchShelf:
             if goes_s > now_s:
                 wait_s = _RETRY_S if goes_s == math.inf else max(1, int(goes_s - now_s))
                 raise TooMany(
-                    f"You have {len(found.batches)} batches of {most}, and none whose answers are older than"
-                    f" {KEPT_S // 60} minutes, to make room. Send it later, and more calls in one batch.",
+                    f"You have {len(found.batches)} batches, and may have {most}; none of them has answers older than "
+                    f"{KEPT_S // 60} minutes, which could make room. Send it later, or put more calls into one batch.",
                     wait_s,
                 )
             await self._remove_batch(tenant, found.batches[batch_id])
@@ -223,7 +232,8 @@ class BatchShelf:
         """Remove what has expired. Raises OSError."""
         for tenant, owned in list(self._tenants.items()):
             async with owned.lock:
-                found, now_s = owned.found, time.time()
+                found = owned.found
+                now_s = time.time()
                 for batch in [one for one in found.batches.values() if self._is_past(one, now_s)]:
                     await self._remove_batch(tenant, batch)
                 in_use = _in_use(found)
@@ -267,7 +277,8 @@ class BatchShelf:
     async def _remove_batch(self, tenant: str, batch: KeptBatch) -> None:
         """Remove a batch, its answers first, so that a kill leaves no answers without a batch."""
         owned = self._owned(tenant)
-        found, owned.first_to_go = owned.found, None
+        found = owned.found
+        owned.first_to_go = None
         del found.batches[batch.id]
         await self._remove(tenant, [found.files[one] for one in batch.answers_ids if one in found.files])
         await asyncio.to_thread(disk.remove, [self._folder(tenant) / batch.id])

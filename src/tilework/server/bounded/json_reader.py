@@ -91,7 +91,7 @@ class JsonReader:
         if not self._is_scanning and sum(self._rest.count(one) for one in (b",", b"[", b"{")) >= MAX_VALUES:
             self._scan_rest()
         if self._is_open:
-            raise JsonRefused("it is not JSON: a text in it has no end")
+            raise JsonRefused("it is not JSON: a text in it does not end")
         value = _parsed(self._rest)
         return self._with_texts(value) if self._texts else value
 

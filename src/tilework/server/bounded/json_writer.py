@@ -10,7 +10,8 @@ from tilework.server.bounded.long_text import LongText
 
 def json_pieces(value: object) -> list[bytes]:
     """Write a value as JSON, in pieces. Its long texts, which must be whole, are written as they were read."""
-    mark, texts = secrets.token_hex(12), list[LongText]()
+    mark = secrets.token_hex(12)
+    texts: list[LongText] = []
 
     def marked(one: object) -> str:
         if not isinstance(one, LongText):

@@ -74,7 +74,9 @@ class DecodePlans:
         try:
             num_bytes = await asyncio.to_thread(self.plan, memory, shape, degree)
         except Exception:
-            _log.exception("the decode of %s by %s cannot be planned; it is tried", shape, info.name)
+            _log.exception(
+                "the memory of the decode of %s by %s cannot be predicted; the decode is tried", shape, info.name
+            )
             num_bytes = 0
         if len(planned) >= _MOST_KEPT:
             planned.clear()
@@ -101,8 +103,8 @@ def _refused(memory: DecodeMemory, shape: Shape, needed: int, degree: int) -> In
     return invalid(
         "size",
         size_text(shape),
-        f"Its decode is planned to take {needed / _GB:.2f} GB or more{each}, and {memory.most_bytes / _GB:.2f} GB are "
-        f"there: give a smaller one{fewer}.{tiles}",
+        f"Its decode needs {needed / _GB:.2f} GB or more{each}, and {memory.most_bytes / _GB:.2f} GB are available: "
+        f"give a smaller one{fewer}.{tiles}",
     )
 
 

@@ -30,7 +30,8 @@ def encode(
 
     `texts` are text chunks by name, of png only.
     """
-    buffer, picture = io.BytesIO(), picture_of(image, frame)
+    buffer = io.BytesIO()
+    picture = picture_of(image, frame)
     if output_format == "png":
         chunks = PngInfo()
         for name, text in (texts or {}).items():
@@ -46,7 +47,8 @@ def encode_preview(image: Image, output_format: FileFormat, quality: int) -> tup
     """Encode a preview; return its format, that of the result, or for clips a WebP that plays its frames in a loop."""
     if image.frames == 1 and output_format != "mp4":
         return output_format, encode(image, output_format, quality)
-    buffer, (first, *others) = io.BytesIO(), [picture_of(image, frame) for frame in range(image.frames)]
+    buffer = io.BytesIO()
+    first, *others = [picture_of(image, frame) for frame in range(image.frames)]
     options = {"quality": _PREVIEW_QUALITY, "duration": _FRAME_MS, "loop": 0}
     first.save(buffer, ANIMATED.upper(), save_all=True, append_images=others, **options)
     return ANIMATED, buffer.getvalue()

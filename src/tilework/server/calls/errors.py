@@ -159,7 +159,5 @@ def internal_error() -> CallFailed:
 
 
 def gone(uid: str, reason: str) -> PicturesGone:
-    message = (
-        f"The pictures of request {uid} are gone: {reason}. Send the request again, with another key if it has one."
-    )
+    message = f"The images of request {uid} are gone: {reason}. Send the request again, with another key if it has one."
     return PicturesGone(message, field="uid")

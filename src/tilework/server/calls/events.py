@@ -110,7 +110,8 @@ class CallEvents:
 
     async def _news(self) -> AsyncIterator[StreamEvent]:
         for index in self._open_images():
-            ticket, sent = self.call.tickets[index], self.sent.setdefault(index, _Sent())
+            ticket = self.call.tickets[index]
+            sent = self.sent.setdefault(index, _Sent())
             preview = ticket.preview
             if preview is not None and preview.steps_done > sent.preview_step and not ticket.outcome.done():
                 sent.preview_step = preview.steps_done
@@ -122,7 +123,8 @@ class CallEvents:
             if state != sent.state or self._waits(index):
                 expected = eta(self.call, self.engine, ticket)
                 if state != sent.state or (expected and abs(expected.seconds - sent.eta_s) > _MOVED * sent.eta_s):
-                    sent.state, sent.eta_s = state, expected.seconds if expected else 0.0
+                    sent.state = state
+                    sent.eta_s = expected.seconds if expected else 0.0
                     yield StreamEvent("tilework.progress", _progress(index, ticket, expected))
 
     def _open_images(self) -> list[int]:
@@ -147,7 +149,8 @@ class CallEvents:
 
     def _is_due(self, preview: TicketPreview, num_shown: int) -> bool:
         """Return whether the next unfinished image is due: they divide the steps into equal parts."""
-        k, steps = self.view.num_partial, self.call.ask.specs[0].steps
+        k = self.view.num_partial
+        steps = self.call.ask.specs[0].steps
         return preview.steps_done >= steps * (num_shown + 1) // (k + 1)
 
     def _picture(self, text: str) -> dict[str, object]:

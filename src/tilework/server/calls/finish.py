@@ -137,7 +137,8 @@ class Finisher:
 
     async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
         ask = call.ask.without_texts()  # A slow client may hold the answer for long.
-        files, timelines = list[bytes](), list[RequestTimeline]()
+        files: list[bytes] = []
+        timelines: list[RequestTimeline] = []
         for index, (ticket, outcome) in enumerate(zip(call.tickets, outcomes, strict=True)):
             await self._check(outcome)
             provenance = await self._provenance(call, index, outcome)
@@ -157,11 +158,12 @@ class Finisher:
         for picture in pictures:
             reason = await self.threads.run(self.safety_filter.refuse_picture, picture)
             if reason is not None:
-                raise ContentRefused(f"Image {outcome.uid} is not given out: {reason}.", resend=False)
+                raise ContentRefused(f"Image {outcome.uid} is withheld: {reason}.", resend=False)
 
     async def _provenance(self, call: Call, index: int, outcome: Outcome) -> Provenance | None:
         """Return how an image was made; None for a video, whose pixels stay with its workers, and without a model."""
-        info, exact = self.engine.models.get(call.ask.model), is_exact(call.tickets[index], outcome)
+        info = self.engine.models.get(call.ask.model)
+        exact = is_exact(call.tickets[index], outcome)
         if outcome.image is None or info is None or not info.hardware:
             return None
         if not (exact or (self.has_metadata and call.ask.output_format == "png")):
@@ -172,7 +174,8 @@ class Finisher:
         """Return the files of an image; that of a video has come as one."""
         if outcome.file is not None:
             return [outcome.file.content]
-        pixels, spec = _pixels(outcome), ask.specs[index]
+        pixels = _pixels(outcome)
+        spec = ask.specs[index]
         parts = []
         for frame in range(ask.num_parts):
             texts = text_chunks(spec, provenance, frame) if self.has_metadata and provenance is not None else None
@@ -188,7 +191,7 @@ class Finisher:
                 case TooLarge() as answer:
                     return _too_large(answer)
                 case Unwritten() as answer:
-                    logger.error("the pictures of call %s cannot be kept: %s", call.uid, answer.reason)
+                    logger.error("the images of call %s cannot be kept: %s", call.uid, answer.reason)
                     return _unwritten(call, answer)
                 case Stored(expires_ns=expires_ns):
                     expire_ns.append(expires_ns)
@@ -261,14 +264,14 @@ def _failure(call: Call, outcome: Outcome) -> CallError | None:
         return None
     if outcome.refusal is not None:
         kind, code = _REFUSALS[outcome.refusal]
-        return kind(f"Image {outcome.uid} is not made: {outcome.reason.removesuffix('.')}.", code=code, resend=False)
+        return kind(f"Image {outcome.uid} was not made: {outcome.reason.removesuffix('.')}.", code=code, resend=False)
     if outcome.status is Status.EXPIRED:
         message = (
             f'Image {outcome.uid} was dropped, as on_miss "drop" asks: {outcome.reason}. Ask for a later deadline.'
         )
         return Expired(message, resend=False)
     if outcome.status is not Status.CANCELLED:
-        message = f"Image {outcome.uid} failed: {outcome.reason}. The request may be sent again."
+        message = f"Image {outcome.uid} failed: {outcome.reason}. You may send the request again."
         return CallFailed(message, code="generation_failed")
     if call.cancel_reason is None:  # The engine itself cancelled it: it is stopping, or has lost its devices.
         return not_ready(f"image {outcome.uid} was cancelled: {outcome.reason}")
@@ -283,7 +286,7 @@ def _pixels(outcome: Outcome) -> Image:
 
 def _unwritten(call: Call, answer: Unwritten) -> CallError:
     message = (
-        f"The pictures of request {call.uid} are done, but this server cannot write them {answer.places}. Send the"
+        f"The images of request {call.uid} are done, but this server cannot write them {answer.places}. Send the"
         ' request again with response_format "b64_json", and wait for the answer.'
     )
     return CallFailed(message, code="result_unwritable")
@@ -292,8 +295,8 @@ def _unwritten(call: Call, answer: Unwritten) -> CallError:
 def _left(call: Call) -> CallError:
     """Make the error for clients that wait. If their library sent the call again, it would be drawn twice."""
     message = (
-        f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
-        f" are then at /v1/requests/{call.uid}/content. Do not send it again."
+        f"The server is stopping. Request {call.uid} is kept: it continues at the server's next start, and its images "
+        f"are then at /v1/requests/{call.uid}/content. Do not send it again."
     )
     return NotReady(message, code="kept", resend=False, details={"uid": call.uid})
 

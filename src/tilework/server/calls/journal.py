@@ -159,20 +159,20 @@ class DurableJournal(CallJournal):
         try:
             self._journal.change(record.uid, _RECORD.dump_json(record))
         except NotWritten as error:
-            logger.warning("after the next start the webhook of call %s would be told again: %s", record.uid, error)
+            logger.warning("the next start would send the webhook of call %s again: %s", record.uid, error)
 
     def forget(self, uid: str) -> None:
         try:
             self._journal.forget(uid)
             self._closed.add(uid)
         except NotWritten as error:
-            logger.error("call %s is no more, but the next start would repeat it: %s", uid, error)
+            logger.error("call %s is forgotten, but the next start would repeat it: %s", uid, error)
 
     def free_key(self, uid: str) -> None:
         try:
             self._journal.free_key(uid)
         except NotWritten as error:
-            logger.warning("after the next start the key of call %s would lead to it again: %s", uid, error)
+            logger.warning("the next start would use the key of call %s for it again: %s", uid, error)
 
     def drop(self, uids: Sequence[str]) -> None:
         try:
@@ -185,13 +185,13 @@ class DurableJournal(CallJournal):
             self._journal.add(*added)
         except NotWritten as error:
             what = ", ".join(one.lora or one.model for one in added)
-            logger.error("after the next start these would not be served: %s (%s)", what, error)
+            logger.error("the next start would not serve these: %s (%s)", what, error)
 
     def remove(self, model: str, lora: str = "") -> None:
         try:
             self._journal.remove(model, lora)
         except NotWritten as error:
-            logger.error("after the next start %s would be served again: %s", lora or model, error)
+            logger.error("the next start would serve %s again: %s", lora or model, error)
 
     def added(self) -> Sequence[Added]:
         return self._journal.added()
@@ -209,10 +209,8 @@ class DurableJournal(CallJournal):
         try:
             return OpenAgain(call=replace(call, ask=call.ask.with_pixels(self.pictures)), checkpoints=checkpoints)
         except (OSError, Undecodable) as error:
-            logger.error("call %s fails: a picture in the durable directory cannot be read: %s", call.uid, error)
-            return OpenAgain(
-                call=call, checkpoints=checkpoints, lost="a picture that it was given cannot be read again"
-            )
+            logger.error("call %s fails: an image in the durable directory cannot be read: %s", call.uid, error)
+            return OpenAgain(call=call, checkpoints=checkpoints, lost="one of its input images cannot be read again")
 
     def _hold(self, call: KeptCall) -> None:
         self.pictures.hold(call.uid, [one.file for one in call.ask.files])

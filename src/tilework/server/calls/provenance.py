@@ -43,7 +43,8 @@ def text_chunks(spec: Spec, provenance: Provenance, frame: int) -> dict[str, str
 
 def spec_of(metadata: PictureMetadata, pictures: Mapping[str, tuple[Image, ...]]) -> Spec:
     """Undo `text_chunks`; `pictures` are those whose digests it has."""
-    settings, texts = metadata.provenance.settings, metadata.texts
+    settings = metadata.provenance.settings
+    texts = metadata.texts
     arguments = {name: tuple(one) if isinstance(one, list) else one for name, one in settings.arguments.items()}
     others = {name: text for name, text in texts.items() if name not in ("prompt", "negative_prompt")}
     return Spec(

@@ -85,7 +85,8 @@ class Readiness(Observer):
     def report(self) -> ReadyModel:
         """Return the devices, requests and results of the server, if it is ready. Raises as `require`."""
         self.require()
-        health, backlog = self.engine.health(), self.backlog()
+        health = self.engine.health()
+        backlog = self.backlog()
         return ReadyModel(
             devices_up=health.num_devices_up,
             devices=health.num_devices,

@@ -37,7 +37,7 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
             return _no_room(f"Your share of the queue is used up: {refusal.reason}.", refusal, arrival_ns)
         case RefusalCode.UNKNOWN_COST:
             size = size_text(ask.specs[0].shape)
-            remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
+            remedy = f"Its cost is not known here: {refusal.reason}. Ask for another size."
             return invalid("size", size, remedy, code=refusal.code.value)
         case RefusalCode.MEMORY:
             return _does_not_fit(refusal, "size", size_text(ask.specs[0].shape), "Ask for less")
@@ -69,16 +69,16 @@ def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -
 def too_many_a_minute(tenant: Tenant, wait_ns: int) -> CallRefused:
     retry_s = max(1, math.ceil(wait_ns / NS_PER_S))
     message = (
-        f"This key may make {tenant.requests_per_minute} calls for pictures a minute, and has made them. Retry in"
-        f" {counted(retry_s, 'second')}."
+        f"This key may make {tenant.requests_per_minute} calls for images a minute, and has made them. Retry in "
+        f"{counted(retry_s, 'second')}."
     )
     return CallRefused(message, code="rate_limit_exceeded", retry_s=retry_s)
 
 
 def input_full(num_held: int, num_asked: int, most_bytes: int) -> CallRefused:
     message = (
-        f"The pictures of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of"
-        f" {most_bytes}. Send smaller pictures, or retry in {counted(RETRY_BUSY_S, 'second')}."
+        f"The input images of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of "
+        f"{most_bytes}. Send smaller images, or retry in {counted(RETRY_BUSY_S, 'second')}."
     )
     return CallRefused(message, code=_INPUT_FULL, retry_s=RETRY_BUSY_S)
 
@@ -103,7 +103,8 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int, num_image
     judged = {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source}
     as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
     message = (
-        f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can{of_all} is"
+        f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can be "
+        f"met{of_all} is"
         f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort"{retry}.'
     )
     return CallRefused(

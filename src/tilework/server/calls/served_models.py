@@ -21,7 +21,9 @@ class NameRefused(ModelRefused):
 
     def __init__(self, field: str, name: str, remedy: str) -> None:
         super().__init__(f"{field} = {shown(name)} is not accepted: {remedy}")
-        self.field, self.name, self.remedy = field, name, remedy
+        self.field = field
+        self.name = name
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ class ServedModels:
         others = [name for model in models if not self._has_names(model) for name in self._given_names(model)]
         for name in self.names:
             if name in others:
-                raise ConfigError(f"served_model_name has {name!r}, which is another model here; leave it out.")
+                raise ConfigError(
+                    f"served_model_name has {name!r}, which is another model of this server; leave it out."
+                )
 
     def check_free(self, name: str, aliases: Sequence[str]) -> None:
         """Check the names of a model that is added. An empty `name` is not known yet.

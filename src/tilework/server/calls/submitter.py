@@ -109,7 +109,7 @@ class CallSubmitter:
         try:
             names = await kept.write(pictures.contents)
         except NotWritten as error:
-            logger.error("a call of tenant %s was refused, since it could not be kept: %s", tenant.name, error)
+            logger.error("a call of tenant %s was refused because it could not be kept: %s", tenant.name, error)
             self.metrics.count_unready(ask.terms.priority, len(ask.specs), Unready.DISK_UNWRITABLE)
             raise self.readiness.error(Unready.DISK_UNWRITABLE) from error
         given = zip(pictures.given, names, strict=True)
@@ -179,7 +179,7 @@ class CallSubmitter:
     def _check_model(self, ask: ImageCall) -> None:
         """Check that the model is still served: it was when the call was read, which may have waited since."""
         if ask.model not in self.engine.models:
-            raise UnknownModel(f"The model {shown(ask.model)} is served no more; ask for another.", field="model")
+            raise UnknownModel(f"The model {shown(ask.model)} is no longer served; ask for another.", field="model")
 
     def _check_open(self, ask: ImageCall, tenant: Tenant) -> None:
         num_open = self.call_registry.num_open(tenant.name)
@@ -198,7 +198,8 @@ class CallSubmitter:
             raise self._with_alternate(error, ask)
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
-        uid, arrival_ns = uuid4().hex, self.engine.now_ns()
+        uid = uuid4().hex
+        arrival_ns = self.engine.now_ns()
         if ask.user is not None:  # This text of the client is forgotten at the call's end.
             logger.info("call uid=%s status=begun tenant=%s user=%s", uid, tenant.name, shown(ask.user))
         call = Call(
@@ -222,7 +223,7 @@ class CallSubmitter:
         return call
 
     def _unwritable(self, uid: str, error: NotWritten) -> CallError:
-        logger.error("call %s was refused, since it could not be kept: %s", uid, error)
+        logger.error("call %s was refused because it could not be kept: %s", uid, error)
         return self.readiness.error(Unready.DISK_UNWRITABLE)
 
     def _take_back(self, call: Call) -> None:

@@ -17,7 +17,8 @@ def request_timeline(
 ) -> RequestTimeline:
     """Return the timeline of an image that has ended; it shows its `provenance` if the image is exact."""
     request = ticket.request
-    queue_ns, deadline_ns = ticket.queue_ns, request.deadline_ns
+    queue_ns = ticket.queue_ns
+    deadline_ns = request.deadline_ns
     return RequestTimeline(
         uid=outcome.uid,
         seed=call.specs[index].seed,

@@ -33,7 +33,7 @@ _MOST_NUMBERS = 1 << 31
 _TELL_S = 0.1
 _LOST = ApiError(
     503,
-    "The server has ended before it answered; send the request again, with the same Idempotency-Key if it has one.",
+    "The server ended before it answered; send the request again, with the same Idempotency-Key if it has one.",
     error_type=SERVER,
     code="server_lost",
     headers=CLOSE | {"Retry-After": "1"},
@@ -101,7 +101,8 @@ class Relay:
             while not is_complete and (answer := await exchange.answers.get()) is not None:
                 if has_begun and answer.status:  # The answer breaks off.
                     return
-                is_complete, has_begun = not answer.more_body, True
+                is_complete = not answer.more_body
+                has_begun = True
                 await _pass_on(answer, send)
                 if answer.more_body:
                     self._channel.send(Taken(), exchange.number)

@@ -42,7 +42,10 @@ class RelayedRequests:
         on_answered: Callable[[int], None],
     ) -> None:
         """Serve a channel; `on_answered` gets the number of requests that the front end has answered by itself."""
-        self._app, self._channel, self._on_listening, self._on_answered = app, channel, on_listening, on_answered
+        self._app = app
+        self._channel = channel
+        self._on_listening = on_listening
+        self._on_answered = on_answered
         self._exchanges: dict[int, _AsgiExchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -44,7 +44,9 @@ class FrontEnds:
         """Prepare front ends that may give the `standing` answer themselves; `on_answered` gets the number of times."""
         self.listening = asyncio.Event()
         self.num_started = 0
-        self._app, self._listener, self._number = app, listener, number
+        self._app = app
+        self._listener = listener
+        self._number = number
         self._begin = BeginFrontEnd(
             max_connections=-(-max_connections // number),
             open_paths=tuple(sorted(app.state.open_paths)),
@@ -53,7 +55,8 @@ class FrontEnds:
             send_timeout_s=limits.send_timeout_s,
         )
         self._running: dict[Process, Channel] = {}
-        self._standing, self._on_answered = standing, on_answered
+        self._standing = standing
+        self._on_answered = on_answered
         self._stands: StandingAnswer | None = None
         self._is_closing = False
 
@@ -97,7 +100,8 @@ class FrontEnds:
 
     async def _keep(self) -> None:
         while not self._is_closing:
-            has_listened, reason = False, "a front end has ended"
+            has_listened = False
+            reason = "a front end has ended"
             try:
                 has_listened = await self._run_one()
             except OSError as error:

@@ -106,7 +106,9 @@ async def in_pieces(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, 
         ApiError: 413 and 408 beyond the limits, 415 and 400 for a content coding that is not known, or not kept to.
         ClientDisconnect: the client went away while sending.
     """
-    coding, num_received, num_bytes = content_coding(http), 0, 0
+    coding = content_coding(http)
+    num_received = 0
+    num_bytes = 0
     async with _in_time(limits.timeout_s):
         async for chunk in _chunks(http, limits.max_bytes):
             num_received += len(chunk)
@@ -153,7 +155,7 @@ async def _chunks(http: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
 
 
 def _too_many_bodies() -> ApiError:
-    message = "The server reads as many large bodies as it takes. Retry in 1 second."
+    message = "The server reads as many large bodies as it may. Retry in 1 second."
     headers = {"Connection": "close", "Retry-After": "1"}
     return ApiError(503, message, error_type=SERVER, code="too_many_bodies", headers=headers)
 

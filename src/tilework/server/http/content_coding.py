@@ -90,7 +90,7 @@ class Inflated:
             ApiError: 400, the body has ended too early.
         """
         if not self._inflate.eof:
-            raise self._malformed("ends before what was compressed does")
+            raise self._malformed("ends before the compressed data does")
 
     def _malformed(self, reason: str) -> ApiError:
         message = f"Content-Encoding is {self._coding}, but the body {reason}. Compress it so, or leave out the header."

@@ -25,13 +25,16 @@ class DirectRoute(APIRoute):
             self.app = self._called()
 
     def _is_direct(self) -> bool:
-        takes, made = self.dependant, get_type_hints(self.endpoint).get("return")
+        takes = self.dependant
+        made = get_type_hints(self.endpoint).get("return")
         others = (takes.query_params, takes.header_params, takes.cookie_params, takes.body_params, takes.dependencies)
         are_texts = all(one.field_info.annotation is str and not one.field_info.metadata for one in takes.path_params)
         return are_texts and not any(others) and isinstance(made, type) and issubclass(made, Response | BaseModel)
 
     def _called(self) -> ASGIApp:
-        endpoint, request_name, status = self.endpoint, self.dependant.request_param_name, self.status_code or 200
+        endpoint = self.endpoint
+        request_name = self.dependant.request_param_name
+        status = self.status_code or 200
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             given = dict(scope["path_params"])

@@ -20,13 +20,15 @@ async def file_answer(result: Result, name: str, http: Request) -> Response:
     Raises:
         ApiError: 416, no byte of it is in the part.
     """
-    etag, total = f'"{name}"', result.num_bytes
+    etag = f'"{name}"'
+    total = result.num_bytes
     try:
         part = wanted_part(http.headers, total, etag)
     except BaseException:
         result.close()
         raise
-    headers, status = part_headers(part, total, etag), 200 if part is None else 206
+    headers = part_headers(part, total, etag)
+    status = 200 if part is None else 206
     wanted = range(total) if part is None else part
     if len(wanted) <= PIECE_BYTES or is_head(http.scope):
         with closing(result):

@@ -77,7 +77,7 @@ class _Parser(MultiPartParser):
             return
         self._num_text_bytes += end - start
         if self._num_text_bytes > self.max_part_size:
-            raise MultiPartException(f"Its texts exceed {self.max_part_size} bytes: send pictures as files")
+            raise MultiPartException(f"Its texts exceed {self.max_part_size} bytes: send images as files")
         super().on_part_data(data, start, end)
 
 
@@ -94,7 +94,8 @@ async def _content(pieces: list[bytes], num_bytes: int, limits: BodyLimits) -> b
     """Return a whole file, copied in pieces: a single copy would hold the interpreter all the time."""
     size = sum(map(len, pieces))
     limits.place.grow(num_bytes + size)
-    file, place = new_file(size), 0
+    file = new_file(size)
+    place = 0
     for piece in pieces:
         file.write(piece)
         if file.tell() - place > _COPIED_BYTES:
@@ -140,7 +141,8 @@ def _decoded(content: bytearray) -> list[tuple[str, str | bytes]]:
 def _unquoted(text: bytes) -> str:
     """Decode a text in pieces, none of which ends within an escape: a large one at once would hold the interpreter."""
     text.decode("ascii")
-    pieces, place = [], 0
+    pieces = []
+    place = 0
     while place < len(text):
         escape = text.rfind(b"%", max(place + 1, place + _QUOTED_BYTES - 2), place + _QUOTED_BYTES)
         end = place + _QUOTED_BYTES if escape < 0 else escape

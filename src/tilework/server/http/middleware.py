@@ -95,7 +95,8 @@ class RequireKey:
         self._num_under_way = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_docs, tenants = scope["type"] == "http" and scope["path"].startswith(DOCS), self._tenants.value
+        is_docs = scope["type"] == "http" and scope["path"].startswith(DOCS)
+        tenants = self._tenants.value
         if scope["type"] != "http" or scope["path"] in self._open_paths or TENANT in scope:
             await self._app(scope, receive, send)
         elif (tenant := tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:
@@ -179,7 +180,8 @@ def _unauthorised(*, takes_basic: bool) -> ApiError:
 
 def _too_many_at_once(most: int) -> ApiError:
     message = (
-        f"{most} requests of this tenant are under way, as many as one of several tenants may have. Retry in 1 second,"
+        f"{most} requests of this tenant are under way, the most that one of several tenants may have. Retry in 1 "
+        f"second,"
         ' or send calls with "Prefer: respond-async".'
     )
     headers = {"Connection": "close", "Retry-After": "1"}

@@ -22,10 +22,12 @@ class Preference:
 
 def preference(headers: list[str]) -> Preference:
     """Read every `Prefer` header; unknown and malformed parts are ignored, as the RFC says."""
-    is_async, wait_s = False, 0
+    is_async = False
+    wait_s = 0
     for part in ",".join(headers).split(","):
         name, _, value = part.partition(";")[0].partition("=")
-        name, value = name.strip().lower(), value.strip().strip('"')
+        name = name.strip().lower()
+        value = value.strip().strip('"')
         is_async |= name == RESPOND_ASYNC
         if name == "wait" and value.isascii() and value.isdigit():
             wait_s = min(int(value[:9]), MAX_WAIT_S)

@@ -54,7 +54,8 @@ class HttpServer(uvicorn.Server):
         """
         self.listening = asyncio.Event()
         self._places = ConnectionPlaces(_possible(max_connections), time.monotonic)
-        self._protocol, self._listener = protocol_class(limits, self._places, open_paths), listener
+        self._protocol = protocol_class(limits, self._places, open_paths)
+        self._listener = listener
         super().__init__(
             uvicorn.Config(
                 InPieces(app),

@@ -90,7 +90,8 @@ class Feed(Observer):
 
     def planned(self, now_ns: int) -> list[Tile]:
         """Return works that run or are queued on devices, with the starts and ends that are predicted now."""
-        free_ns, tiles = dict(self._free_ns), []
+        free_ns = dict(self._free_ns)
+        tiles = []
         for sent in self._sent.values():
             work = sent.work
             start_ns = max(sent.sent_ns, *(free_ns.get(device_id, 0) for device_id in work.devices))

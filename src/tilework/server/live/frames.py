@@ -50,7 +50,8 @@ class Frame:
 
 def frame(engine: Engine, feed: Feed, viewer: Viewer, begin: int) -> Frame:
     """Return the frame of a viewer that has seen the past before `begin`, in time proportional to open requests."""
-    now_ns, end = engine.now_ns(), feed.num_past
+    now_ns = engine.now_ns()
+    end = feed.num_past
     past = list(feed.since(max(begin, end - MOST_PAST)))
     tickets = list(engine.open_tickets())
     own = [ticket for ticket in tickets if viewer.sees(ticket.request)]

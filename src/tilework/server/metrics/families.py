@@ -137,17 +137,17 @@ CLASS = Label("class", text="the `priority` of a request; beyond the first 32: `
 SIZE = Label("size", text="as `1024x1024`; beyond the first 32: `other`; works of several images: `shared`")
 DEGREE = Label("degree", text="number of devices of a work")
 STAGE = Label("stage", text="a stage of the model's pipeline: `encode`, `diffuse`, `decode`")
-DEVICE = Label("device", text="its number, as of its worker; in a cell `0.1`")
+DEVICE = Label("device", text="number of the device, which is that of its worker; in a cell `0.1`")
 PLACEMENT = Label(
     "placement",
-    text="what a device is for: `EDC`, `DC`, `ED`, `D`, `E`, `C` (stages before the steps, the steps, after them), with"
-    " the model's name if several have devices of their own",
+    text="stages that a device is for: `EDC`, `DC`, `ED`, `D`, `E`, `C` (stages before the steps, the steps, after "
+    "them), with the model's name if several have devices of their own",
 )
 PROCESS = Label("process", text="`server`, or `worker-` and the number of its device")
-VERSION = Label("version", text="of tilework")
+VERSION = Label("version", text="version of tilework")
 POLICY = Label("policy", text="the scheduling policy")
 MODEL = Label("model", text="a served model")
-NODE = Label("node", text="its place, as in the log; 0 without nodes")
+NODE = Label("node", text="place of the node, as in the log; 0 without nodes")
 OPEN_LABELS = (CLASS, SIZE, DEGREE, STAGE, DEVICE, PLACEMENT, PROCESS, VERSION, POLICY, MODEL, NODE)
 
 SOURCE = _values("source", LoadSource)
@@ -156,37 +156,37 @@ SOURCE = _values("source", LoadSource)
 
 REQUESTS = _counter(
     "requests",
-    "Images by how they ended",
+    "Images that have ended, by outcome",
     CLASS,
     _values("outcome", (status for status in Status if status.is_final)),
 )
 REFUSALS = _counter(
     "refusals",
-    "Images that were not taken, by the reason; once per call if a limit of its tenant or key or of memory refuses it",
+    "Refused images, by reason; one per call if a limit of the tenant, of the key or of memory refuses it",
     _values("reason", dict.fromkeys((*RefusalCode, *CallRefusal, *map(reason_of, Unready)))),
 )
 FRONTEND_REFUSALS = _counter(
-    "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
+    "frontend_refusals", "Calls that front ends refused by themselves because the queue is full"
 )
-INVALID_CALLS = _counter("invalid_calls", "Calls with a mistake, refused before they became images")
+INVALID_CALLS = _counter("invalid_calls", "Invalid calls, refused before they became images")
 WARNINGS = _counter(
     "warnings",
-    "Warnings: fields of calls without effect or unknown (of these ten a call, and one for the rest), words not drawn",
+    "Warnings: fields without effect, unknown fields (ten per call, and one for the rest), words that are not drawn",
 )
 WEBHOOK_ATTEMPTS = _counter(
-    "webhook_attempts", "Attempts to tell webhooks of the ends of calls", _values("result", WebhookResult)
+    "webhook_attempts", "Attempts to send webhooks at the ends of calls", _values("result", WebhookResult)
 )
 DEADLINES = _counter(
     "deadlines",
-    "Accepted images with a deadline, by whether they were done by it. One that failed was late; one that was cancelled"
-    " is neither",
+    "Accepted images with a deadline, by whether they met it; a failed image counts as late, a cancelled one does "
+    "not count",
     CLASS,
     _values("result", DeadlineResult),
     SIZE,
 )
 PROMISES = _counter(
     "promises",
-    "Accepted images with on_miss reject, by whether they were done in time; one that was cancelled is neither",
+    "Accepted images with on_miss reject, by whether they were done in time; a cancelled image does not count",
     _values("result", PromiseResult),
 )
 SLACK_SECONDS = _histogram(
@@ -197,29 +197,31 @@ SLACK_SECONDS = _histogram(
     SIZE,
 )
 REQUEST_LATENCY_SECONDS = _histogram(
-    "request_latency_seconds", "Arrival to last pixel of images that are done", LATENCY_S, CLASS
+    "request_latency_seconds", "Time from arrival to the last pixel of images that are done", LATENCY_S, CLASS
 )
 REQUEST_QUEUE_SECONDS = _histogram(
-    "request_queue_seconds", "Arrival to first work of images that are done", LATENCY_S, CLASS
+    "request_queue_seconds", "Time from arrival to the first work of images that are done", LATENCY_S, CLASS
 )
 REQUEST_DEVICE_SECONDS = _histogram(
     "request_device_seconds",
-    "Device time of images that are done, summed over devices; works that several share count for each in equal parts",
+    "Device time of images that are done, summed over devices; a shared work counts for each image in equal parts",
     DEVICE_S,
     SIZE,
 )
 ETA_ERROR_SECONDS = _histogram(
-    "eta_error_seconds", "End minus the end that was predicted at admission; there is no sum", ERROR_S
+    "eta_error_seconds",
+    "Finish minus the finish predicted at admission; negative if early, so there is no sum",
+    ERROR_S,
 )
 ETA_ERROR_RATIO = _histogram(
     "eta_error_ratio",
-    "Distance of the end from what was predicted at admission, as a share of the latency",
+    "Difference between the finish and that predicted at admission, without sign, as a share of the latency",
     ERROR_SHARE,
 )
 PREVIEWS = _counter("previews", "Previews that were drawn")
 CACHED_PATCHES = _counter(
     "cached_patches",
-    "Patches of blocks of steps of images with a cache that are done",
+    "Patches of blocks of steps, of images that are done and have a cache",
     _values("result", PatchResult),
 )
 
@@ -227,109 +229,111 @@ CACHED_PATCHES = _counter(
 
 UNREADY = _gauge("unready", "1 if /ready answers 503 for this reason", _values("reason", Unready))
 JOBS_QUEUED = _gauge("jobs_queued", "Images that wait for a device, before their first work or between two", CLASS)
-JOBS_RUNNING = _gauge("jobs_running", "Images that a device works on, or will next", CLASS)
-BACKLOG_DEVICE_SECONDS = _gauge(
-    "backlog_device_seconds", "Device time that all open images are predicted to take from now on"
-)
+JOBS_RUNNING = _gauge("jobs_running", "Images that a device works on or takes next", CLASS)
+BACKLOG_DEVICE_SECONDS = _gauge("backlog_device_seconds", "Predicted device time that all open images still need")
 PROMISE_INTERVENTIONS = _gauge(
     "promise_interventions",
-    "Starts and stops of the planner that were held back to keep promises, and starts made to keep them",
+    "Starts and stops of the planner held back to keep promises, and starts added to keep them",
     _values("kind", Intervention),
 )
 
 # Devices at work.
 
-WORKS = _counter("works", "Works by how they ended", STAGE, DEGREE, _values("ending", Ending))
+WORKS = _counter("works", "Works that have ended, by ending", STAGE, DEGREE, _values("ending", Ending))
 STEPS = _counter(
     "steps",
-    "Denoising steps of images that were done, by works of this degree; one that four share counts four",
+    "Completed denoising steps of images, by degree of the work; a step that four images share counts four",
     DEGREE,
 )
 STEP_SECONDS = _histogram(
-    "step_seconds", "A denoising step: time of a chunk of steps, divided by their number", STEP_S, SIZE, DEGREE
+    "step_seconds", "Time of a denoising step: that of a chunk of steps, divided by their number", STEP_S, SIZE, DEGREE
 )
 WORK_SECONDS = _histogram(
-    "work_seconds", "A whole work that was done; of a stage with steps, a chunk of them", WORK_S, STAGE, SIZE, DEGREE
+    "work_seconds", "Time of a completed work; of a stage with steps, a chunk of them", WORK_S, STAGE, SIZE, DEGREE
 )
-PREDICTION_RATIO = _histogram("prediction_ratio", "Predicted over actual time of a work that was done", RATIO, STAGE)
+PREDICTION_RATIO = _histogram("prediction_ratio", "Predicted over actual time of a completed work", RATIO, STAGE)
 COST_CORRECTION_RATIO = _gauge(
     "cost_correction_ratio",
-    "Measured over tabled time, as predictions use it; steps without guidance are near 0.5 of a guided table",
+    "Measured over tabled time, as predictions use it; near 0.5 for steps without guidance if the table has guided "
+    "ones",
     STAGE,
     SIZE,
     DEGREE,
 )
 COST_DEVIATION_RATIO = _gauge(
     "cost_deviation_ratio",
-    "Measured over tabled time of the latest works of one image, of stages where it is off by more than half",
+    "Measured over tabled time of the latest works of one image, for stages where it is off by more than half",
     MODEL,
     STAGE,
 )
 PROMISE_MARGIN_SECONDS = _gauge(
-    "promise_margin_seconds", "The fixed part of what a new promise needs between its predicted end and its deadline"
+    "promise_margin_seconds",
+    "Fixed part of the margin that a new promise needs between its predicted finish and its deadline",
 )
-PROMISE_MARGIN_RATIO = _gauge("promise_margin_ratio", "The rest of it, as a share of the time until the predicted end")
+PROMISE_MARGIN_RATIO = _gauge(
+    "promise_margin_ratio", "Rest of that margin, as a share of the time until the predicted finish"
+)
 DEVICE_BUSY_SECONDS = _counter(
     "device_busy_seconds",
-    "Time in works that were done or stopped, added when they end: its rate is the busy share",
+    "Time in works that were completed or stopped, added when they end; its rate is the busy share",
     DEVICE,
 )
 BUBBLE_SECONDS = _counter(
     "bubble_seconds", "Time between two works of a device in which some image had no device", DEVICE
 )
-DEVICE_LOSSES = _counter("device_losses", "How often the worker of a device was lost", DEVICE)
+DEVICE_LOSSES = _counter("device_losses", "Number of times that the worker of a device was lost", DEVICE)
 BAD_REPORTS = _gauge(
     "bad_reports",
-    "How often a node, or a worker there, was lost since the start, as it had reported what cannot be",
+    "Number of times since the start that a node or a worker there was lost for an impossible report",
     NODE,
 )
 STUCK_WORKS = _counter(
     "stuck_works", "Works without a step for too long; their group was broken off, or their worker killed"
 )
 LOG_LOSSES = _counter("log_losses", "Event logs that could not be written to their end")
-DEVICES = _gauge("devices", "Devices that were asked for")
+DEVICES = _gauge("devices", "Devices that the server was started with")
 DEVICES_UP = _gauge("devices_up", "Devices that take work")
-PREEMPTIONS = _counter("preemptions", "Times that an unfinished image had to wait while another image had its device")
-MOVES = _counter("moves", "Times that an image continued on devices that did not have its state")
-WORK_STOPS = _counter("work_stops", "Works that were asked to end early, since their image was cancelled")
-DECISION_SECONDS = _histogram("decision_seconds", "Time of the controller for one event", DECISION_S)
+PREEMPTIONS = _counter("preemptions", "Times that an unfinished image waited while another image had its device")
+MOVES = _counter("moves", "Times that an image continued on devices without its state")
+WORK_STOPS = _counter("work_stops", "Works that were asked to end early because their image was cancelled")
+DECISION_SECONDS = _histogram("decision_seconds", "Time that the controller takes for one event", DECISION_S)
 WEIGHT_LOADS = _counter("weight_loads", "Loads of weights onto a device for its next run", SOURCE)
-WEIGHT_LOAD_SECONDS = _counter("weight_load_seconds", "How long these loads took", SOURCE)
-WEIGHT_LOAD_BYTES = _counter("weight_load_bytes", "How much these loads were", SOURCE)
+WEIGHT_LOAD_SECONDS = _counter("weight_load_seconds", "Time that these loads took", SOURCE)
+WEIGHT_LOAD_BYTES = _counter("weight_load_bytes", "Bytes of these loads", SOURCE)
 WEIGHTS_FREE_BYTES = _gauge(
     "weights_free_bytes",
-    "Room for weights on a device when its runs have ended, where they are loaded on demand",
+    "Free room for weights on a device after its queued runs, where weights are loaded on demand",
     DEVICE,
 )
 PLACEMENT_DEVICES = _gauge(
     "placement_devices",
-    "Devices that are for a placement type; this and the next four only with a policy that places stages",
+    "Devices of a placement type; this metric and the next four exist only with a policy that places stages",
     PLACEMENT,
 )
 PLACEMENT_BACKLOG = _gauge("placement_backlog", "Images that wait for devices of a placement type", PLACEMENT)
 PLACEMENT_COMPLETIONS_PER_SECOND = _gauge(
     "placement_completions_per_second",
-    "Images whose stages devices of a placement type have ended, over the policy's window (one to ten minutes)",
+    "Rate of images whose stages devices of a placement type end, over the policy's window (one to ten minutes)",
     PLACEMENT,
 )
 PLACEMENT_BUSY_RATIO = _gauge(
-    "placement_busy_ratio", "Share of that window in which devices of a placement type ran these", PLACEMENT
+    "placement_busy_ratio", "Share of that window in which devices of a placement type ran stages", PLACEMENT
 )
-PLACEMENT_CHANGES = _counter("placement_changes", "Times that the policy has changed what devices are for")
+PLACEMENT_CHANGES = _counter("placement_changes", "Changes of placement types by the policy")
 
 # Held resources.
 
-DISK_FREE_BYTES = _gauge("disk_free_bytes", "Room on the disk of the durable directory")
-STORE_BYTES = _gauge("store_bytes", "Results kept for fetching; expired ones until the next access")
-STORE_ENTRIES = _gauge("store_entries", "How many results these are")
-SPOOL_BYTES = _gauge("spool_bytes", "Results on the disk that wait until their store takes them")
-SPOOL_ENTRIES = _gauge("spool_entries", "How many results these are")
+DISK_FREE_BYTES = _gauge("disk_free_bytes", "Free room on the disk of the durable directory")
+STORE_BYTES = _gauge("store_bytes", "Size of the results kept for fetching; expired ones count until the next access")
+STORE_ENTRIES = _gauge("store_entries", "Number of these results")
+SPOOL_BYTES = _gauge("spool_bytes", "Size of the results on the disk that wait until their store takes them")
+SPOOL_ENTRIES = _gauge("spool_entries", "Number of these results")
 STORE_UNWRITTEN_SECONDS = _gauge(
-    "store_unwritten_seconds", "Since the store has taken a result; 0 unless it is away, or some wait for it"
+    "store_unwritten_seconds", "Time since the store took a result; 0 unless the store is away or results wait for it"
 )
-STATE_BLOB_BYTES = _gauge("state_blob_bytes", "States of open images in memory that the workers share")
-ENCODE_CACHE_BYTES = _gauge("encode_cache_bytes", "Encoded prompts that are kept, beside the states")
-ENCODE_CACHE_HITS = _gauge("encode_cache_hits", "Images since the start that began behind their encode")
+STATE_BLOB_BYTES = _gauge("state_blob_bytes", "Size of the states of open images in memory that the workers share")
+ENCODE_CACHE_BYTES = _gauge("encode_cache_bytes", "Size of the encoded prompts that are kept beside the states")
+ENCODE_CACHE_HITS = _gauge("encode_cache_hits", "Images since the start whose prompt was already encoded")
 ENCODE_CACHE_MISSES = _gauge("encode_cache_misses", "Images since the start whose prompt had to be encoded")
 DEVICE_MEMORY_BYTES = _gauge(
     "device_memory_bytes",
@@ -337,18 +341,18 @@ DEVICE_MEMORY_BYTES = _gauge(
     DEVICE,
 )
 DEVICE_KEPT_BYTES = _gauge(
-    "device_kept_bytes", "States of images without a run on a device, as its latest run found them", DEVICE
+    "device_kept_bytes", "Size of the states of images without a run on a device, as its latest run found them", DEVICE
 )
 DEVICE_SPILLS = _gauge(
-    "device_spills", "States that the worker has dropped since its start, as they exceeded states_memory", DEVICE
+    "device_spills", "States that the worker has dropped since its start because they exceeded states_memory", DEVICE
 )
 DEVICE_RETURNS = _gauge(
-    "device_returns", "How many of these it has read again, from memory that the workers share", DEVICE
+    "device_returns", "Number of these that it has read again from memory that the workers share", DEVICE
 )
 CARD_BUSY_RATIO = _gauge("card_busy_ratio", "Share of the last moments in which a kernel ran on the card", DEVICE)
 CARD_MEMORY_BYTES = _gauge(
     "card_memory_bytes",
-    "Memory of the card in use, by its worker and by others, or by any if the card does not tell whose it is",
+    "Memory of the card in use: by its worker, by others, or by any process if the card does not say whose it is",
     DEVICE,
     _values("user", MemoryUser),
 )
@@ -357,25 +361,27 @@ CARD_TEMPERATURE_CELSIUS = _gauge("card_temperature_celsius", "Temperature of th
 CARD_POWER_WATTS = _gauge("card_power_watts", "Power that the card takes", DEVICE)
 CARD_POWER_LIMIT_WATTS = _gauge("card_power_limit_watts", "Power that the card may take", DEVICE)
 CARD_CLOCK_HERTZ = _gauge("card_clock_hertz", "Clock of the card's multiprocessors", DEVICE)
-CARD_CLOCK_MAX_HERTZ = _gauge("card_clock_max_hertz", "The fastest that this clock can be", DEVICE)
-CARD_SLOWED = _gauge("card_slowed", "1 if this keeps the clock of the card down", DEVICE, _values("reason", SLOWDOWNS))
+CARD_CLOCK_MAX_HERTZ = _gauge("card_clock_max_hertz", "Maximum of this clock", DEVICE)
+CARD_SLOWED = _gauge(
+    "card_slowed", "1 if this reason keeps the clock of the card down", DEVICE, _values("reason", SLOWDOWNS)
+)
 ALLOCATOR_RESERVED_BYTES = _gauge("allocator_reserved_bytes", "CUDA memory that torch has in the worker", DEVICE)
-ALLOCATOR_ALLOCATED_BYTES = _gauge("allocator_allocated_bytes", "What tensors take of it", DEVICE)
+ALLOCATOR_ALLOCATED_BYTES = _gauge("allocator_allocated_bytes", "Part of it that tensors use", DEVICE)
 ALLOCATOR_PEAK_BYTES = _gauge(
-    "allocator_peak_bytes", "The most that tensors took since the device was measured", DEVICE
+    "allocator_peak_bytes", "Most of it that tensors used since the device was measured", DEVICE
 )
 ALLOCATOR_SPLIT_BYTES = _gauge(
-    "allocator_split_bytes", "Free pieces of blocks that tensors have a part of: fragments", DEVICE
+    "allocator_split_bytes", "Free pieces of blocks that tensors use in part: fragments", DEVICE
 )
 ALLOCATOR_RETRIES = _gauge(
     "allocator_retries",
-    "Allocations since the worker's start that first had to give back what was kept",
+    "Allocations since the worker's start that first had to release unused blocks",
     DEVICE,
 )
 ALLOCATOR_FAILURES = _gauge("allocator_failures", "Allocations since the worker's start that failed", DEVICE)
 RESIDENT_BYTES = _gauge("resident_bytes", "Memory of a process, shared pages counted in each; Linux only", PROCESS)
-BUILD_INFO = _gauge("build_info", "What is running; always 1", VERSION, POLICY, MODEL)
-UPTIME_SECONDS = _gauge("uptime_seconds", "Since the server began to load its models")
+BUILD_INFO = _gauge("build_info", "Version, policy and model of the server; always 1", VERSION, POLICY, MODEL)
+UPTIME_SECONDS = _gauge("uptime_seconds", "Time since the server began to load its models")
 
 FAMILIES = tuple(one for one in tuple(globals().values()) if isinstance(one, Family))
 """All metrics, in the order of this file."""

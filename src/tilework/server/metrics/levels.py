@@ -36,12 +36,17 @@ class Levels(Collector):
     def __init__(
         self, engine: Engine, store: ResultStore, unready: Callable[[], Unready | None], disk: Disk | None
     ) -> None:
-        self._engine, self._store, self._unready, self._disk = engine, store, unready, disk
+        self._engine = engine
+        self._store = store
+        self._unready = unready
+        self._disk = disk
         self._begun_ns = engine.now_ns()
         self._classes = Names(tuple(DEFAULT_CLASSES))
 
     def collect(self) -> Iterable[Metric]:
-        health, usage, store = self._engine.health(), self._engine.usage(), self._store
+        health = self._engine.health()
+        usage = self._engine.usage()
+        store = self._store
         yield self._build()
         yield _gauge(families.UPTIME_SECONDS, s_from_ns(self._engine.now_ns() - self._begun_ns))
         yield self._reasons()
@@ -78,7 +83,8 @@ class Levels(Collector):
         return found
 
     def _reasons(self) -> Metric:
-        found, unready = level(families.UNREADY), self._unready()
+        found = level(families.UNREADY)
+        unready = self._unready()
         for reason in Unready:
             found.add_metric((reason,), reason is unready)
         return found

@@ -40,7 +40,8 @@ class Metrics(Observer):
         unready: Callable[[], Unready | None] = lambda: None,
         disk: Disk | None = None,
     ) -> None:
-        meters, sizes = Meters(), Names()
+        meters = Meters()
+        sizes = Names()
         self._use = use
         self._registry = meters.registry
         self._registry.register(Levels(engine, store, unready, disk))

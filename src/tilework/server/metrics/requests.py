@@ -58,14 +58,17 @@ class RequestMetrics:
             self._measure(ticket, outcome)
 
     def _count_deadline(self, request: Request, is_met: bool) -> None:
-        name, size = self._classes.of(request.priority), self._sizes.of(request.shape)
+        name = self._classes.of(request.priority)
+        size = self._sizes.of(request.shape)
         self._deadlines.labels(name, DeadlineResult.ON_TIME if is_met else DeadlineResult.LATE, size).inc()
         if request.is_promise:
             self._promises.labels(PromiseResult.KEPT if is_met else PromiseResult.BROKEN).inc()
 
     def _measure(self, ticket: Ticket, outcome: Outcome) -> None:
-        request, latency_ns = ticket.request, outcome.finished_ns - ticket.request.arrival_ns
-        name, size = self._classes.of(request.priority), self._sizes.of(request.shape)
+        request = ticket.request
+        latency_ns = outcome.finished_ns - ticket.request.arrival_ns
+        name = self._classes.of(request.priority)
+        size = self._sizes.of(request.shape)
         error_ns = outcome.finished_ns - ticket.eta_ns
         self._latency.labels(name).observe(s_from_ns(latency_ns))
         self._queue.labels(name).observe(s_from_ns(ticket.queue_ns or 0))

@@ -23,7 +23,8 @@ KEPT_NS = 300 * NS_PER_S
 LEAST_DUE = 20
 """Least number of requests with a deadline that a plan needs."""
 LIMIT_S = 600.0
-REQUESTS, COSTS = "requests.jsonl", "costs.json"
+REQUESTS = "requests.jsonl"
+COSTS = "costs.json"
 _SAMPLES = 6
 _LONGEST_LINE = 1 << 20
 _NICENESS = 19
@@ -79,7 +80,8 @@ class CapacityPlanner:
         Raises:
             TooLittleTraffic, PlannerBusy.
         """
-        job, now_ns = self._job, self.engine.now_ns()
+        job = self._job
+        now_ns = self.engine.now_ns()
         if job is not None and job.target == target and (job.ended_ns is None or now_ns - job.ended_ns < KEPT_NS):
             return job
         if job is not None and job.ended_ns is None:

@@ -14,7 +14,8 @@ from tilework.server.http.middleware import tenant_of, tenants_of
 from tilework.server.planning.planner import LEAST_DUE, CapacityPlanner, PlanJob, PlannerBusy, TooLittleTraffic
 from tilework.server.schema.plan import PlanErrorModel, PlanPoint, PlanResult, PlanState, PlanUse
 
-LOWEST, HIGHEST = 0.01, 0.999
+LOWEST = 0.01
+HIGHEST = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def _state(job: PlanJob) -> PlanState:
 
 def _result(document: dict[str, Any]) -> PlanResult:
     """Return the part of a document of `tilework plan --json` that is for one hardware."""
-    (own,), error = document["hardware"], document["error"]
+    (own,) = document["hardware"]
+    error = document["error"]
     return PlanResult(
         devices=own["devices"],
         devices_in_the_mean=own["devices_in_the_mean"],

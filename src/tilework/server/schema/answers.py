@@ -13,10 +13,12 @@ from tilework.server.schema.provenance import Provenance
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
-_SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
+_SOURCE = (
+    "Source of the deadline: the request, else its tenant, class or model, else the server; null without a deadline"
+)
 
-PROMISED = "Whether it was accepted with the promise to be done by its deadline"
-WARNINGS = "What of the call had no effect, was ignored, or is made otherwise; and what of its prompt is unknown"
+PROMISED = "True if it was accepted with the promise to be done by its deadline"
+WARNINGS = "Fields without effect, ignored or changed, and words of the prompt that the model does not know"
 
 
 class SegmentModel(BaseModel):
@@ -58,20 +60,22 @@ class RequestTimeline(BaseModel):
     uid: str
     seed: int
     status: str
-    eta_s: float = Field(description="When admission expected the image to be done")
-    eta_p90_s: float | None = Field(None, description="By when nine of ten such images are done, as told at admission")
+    eta_s: float = Field(description="Finish that admission predicted")
+    eta_p90_s: float | None = Field(
+        None, description="Time by which nine of ten such images finish, as predicted at admission"
+    )
     latency_s: float
     queue_s: float | None
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
     is_promised: bool = Field(False, description=PROMISED)
     on_time: bool | None
-    exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
-    vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
+    exact: bool = Field(description="True if it was exact: each of its works ran on one device, alone and whole")
+    vae_tiling: bool = Field(False, description="True if it was decoded in tiles, as after stock `enable_tiling()`")
     warnings: list[str] = Field([], description=WARNINGS)
-    cache: CacheModel | None = Field(None, description="What its cache did; null if it had none")
+    cache: CacheModel | None = Field(None, description="Work of its cache; null if it had none")
     segments: list[SegmentModel]
-    provenance: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
+    provenance: Provenance | None = Field(None, description="Provenance of an exact image, for `tilework verify`")
 
 
 class ImageData(BaseModel):
@@ -80,7 +84,7 @@ class ImageData(BaseModel):
     b64_json: str | None = None
     url: str | None = None
     revised_prompt: str | None = None
-    frame: int | None = Field(None, description="Which frame of its clip it is, from 0 on; null if it is no clip")
+    frame: int | None = Field(None, description="Index of the frame in its clip, from 0 on; null if it is no clip")
     tilework: RequestTimeline
 
 
@@ -154,8 +158,8 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-_P90 = "By when nine of ten such requests are done, as far as is known; never before `eta_s`"
-_ETA = "When it is expected to be done: as of now, in lists as of its admission; null once it has ended"
+_P90 = "Time by which nine of ten such requests finish, as far as is known; never before `eta_s`"
+_ETA = "Predicted finish: as of now, in lists as of its admission; null once it has ended"
 
 
 class ImageStatus(BaseModel):
@@ -170,8 +174,8 @@ class ImageStatus(BaseModel):
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     eta_p90_s: float | None = Field(None, description=_P90)
     eta_p90: str | None = Field(None, description="The same as a time (RFC 3339)")
-    queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
-    reason: str | None = Field(description="Why it failed or was cancelled")
+    queue_s: float | None = Field(description="Time that it waited for a device; null while it waits")
+    reason: str | None = Field(description="Reason why it failed or was cancelled")
     timeline: RequestTimeline | None
 
 
@@ -182,7 +186,7 @@ class RequestStatus(BaseModel):
     object: Literal["tilework.request"] = "tilework.request"
     status: State
     created: int
-    arrived: str = Field(description="When it arrived (RFC 3339)")
+    arrived: str = Field(description="Time of its arrival (RFC 3339)")
     priority: str
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
@@ -193,11 +197,11 @@ class RequestStatus(BaseModel):
     eta_p90_s: float | None = Field(None, description=_P90)
     eta_p90: str | None = Field(None, description="The same as a time (RFC 3339)")
     size: str
-    frames: int = Field(1, description="How many frames each clip has; 1 for images")
+    frames: int = Field(1, description="Number of frames of each clip; 1 for images")
     output_format: FileFormat
     images: list[ImageStatus]
     error: ErrorDetail | None
-    expires: str | None = Field(description="Until when its pictures are kept at most, if they are (RFC 3339)")
+    expires: str | None = Field(description="Latest time until which its images are kept, if they are (RFC 3339)")
 
     @property
     def num_parts(self) -> int:
@@ -210,8 +214,8 @@ class RequestList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[RequestStatus]
-    first_id: str | None = Field(description="The uid of the first one; null if there is none")
-    last_id: str | None = Field(description="The uid of the last one")
+    first_id: str | None = Field(description="Uid of the first one; null if there is none")
+    last_id: str | None = Field(description="Uid of the last one; null if there is none")
     has_more: bool
 
 
@@ -279,17 +283,19 @@ class SetModel(BaseModel):
 
     name: str
     object: Literal["set"] = "set"
-    url: str = Field(description="Where clients reach it")
+    url: str = Field(description="URL at which clients reach it")
     models: list[str]
-    is_open: bool = Field(description="Whether it takes calls now")
+    is_open: bool = Field(description="True if it accepts calls now")
     devices_up: int
-    backlog_s: float = Field(description="Device time that its open requests are predicted to take")
-    start_in_s: float = Field(description="Seconds until a new request could start, if devices share that evenly")
+    backlog_s: float = Field(description="Predicted device time of its open requests")
+    start_in_s: float = Field(
+        description="Seconds until a new request could start, if the devices share this time evenly"
+    )
     window_s: float
     utilisation: float
-    stages: dict[str, float] = Field(description="The part of the utilisation that each stage took")
+    stages: dict[str, float] = Field(description="Part of the utilisation that each stage takes")
     nodes: list[NodeModel]
-    most_nodes: int = Field(description="How many nodes have a place; 0 for the devices of one machine")
+    most_nodes: int = Field(description="Most nodes that it has places for; 0 for the devices of one machine")
 
 
 class SetList(BaseModel):
@@ -300,7 +306,7 @@ class SetList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[SetModel]
-    own: str = Field(description="The name of the set that answers")
+    own: str = Field(description="Name of the set that answers")
     node_manager: str | None
     is_current: bool
 

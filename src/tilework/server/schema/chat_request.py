@@ -66,10 +66,10 @@ class ChatRequest(BaseModel):
 
     messages: Annotated[list[Message], FailFast(), WithJsonSchema(_MESSAGES)] = Field(
         description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts, and'
-        " their pictures (as data URLs) are the image"
+        " their images (as data URLs) are `image`"
     )
     stream: bool | None = Field(
-        None, description="true for chunks as they happen (progress as reasoning, then the picture), or false"
+        None, description="true for chunks as they happen (progress as reasoning, then the image), or false"
     )
     extra_body: dict[str, Any] | None = Field(None, description="an object with any of the other fields, or nothing")
 

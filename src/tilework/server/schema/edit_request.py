@@ -12,9 +12,9 @@ PICTURE = (
     "AgAAAABJRU5ErkJggg=="
 )
 EXAMPLE: dict[str, Any] = {"image": PICTURE, "prompt": "a red square above a blue circle", "seed": 7}
-_IMAGE = "the picture to draw from, or a list: files of a form (also as `image[]`), base64 or data URLs of such files"
+_IMAGE = "the image to draw from, or a list: files of a form (also as `image[]`), base64 or data URLs of such files"
 _MASK = (
-    "a picture, for models that take one: draw where it is transparent, or white if none of it is; without it, where "
+    "an image, for models that take one: draw where it is transparent, or white if none of it is; without it, where "
     "`image` is transparent. Stretched to the size that is drawn"
 )
 _FILE = {"type": "string", "format": "binary"}

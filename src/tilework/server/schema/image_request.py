@@ -22,7 +22,8 @@ MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1
 """Seed that many clients send for a random one. Here it means the same as no seed."""
 MAX_IMAGES = 10
-MAX_LORAS, MAX_SCALE = 8, 10
+MAX_LORAS = 8
+MAX_SCALE = 10
 EXAMPLE: dict[str, JsonValue] = {
     "prompt": "a red square above a blue circle",
     "size": "256x256",
@@ -60,35 +61,38 @@ class ImageRequest(BaseModel):
     width: int | None = Field(None, ge=1, description="an integer, the width in pixels (instead of size)")
     height: int | None = Field(None, ge=1, description="an integer, the height in pixels (instead of size)")
     response_format: Literal["b64_json", "url"] | None = Field(
-        None, description='"b64_json" or "url", or nothing: the first, but for names such as "dall-e-3", as OpenAI does'
+        None,
+        description='"b64_json" or "url", or nothing: "url" for names such as "dall-e-3" as at OpenAI, else "b64_json"',
     )
     output_format: OutputFormat = Field("png", description='"png", "jpeg" or "webp"')
     output_compression: int | None = Field(
         None, ge=0, le=100, description="an integer from 0 to 100, the quality of jpeg and webp (default 90)"
     )
     user: str | None = Field(
-        None, description="a text that identifies your user in the server's log (from --log-level info on)"
+        None, description="a text that identifies your user in the server's log (at --log-level info or finer)"
     )
     stream: bool | None = Field(None, description="true for events as they happen (text/event-stream), or false")
     partial_images: int | None = Field(
-        None, ge=0, le=3, description="an integer from 0 to 3: how many unfinished pictures a stream shows"
+        None, ge=0, le=3, description="an integer from 0 to 3: the number of unfinished images that a stream shows"
     )
-    tilework_events: bool = Field(False, description="true if a stream shall tell of progress as well, or false")
+    tilework_events: bool = Field(False, description="true if a stream reports progress as well, or false")
     preview_every: int | None = Field(
-        None, ge=0, description="an integer, at least 0: after how many steps there is a preview each time (0: never)"
+        None,
+        ge=0,
+        description="an integer, at least 0: the number of steps from one preview to the next (0: no previews)",
     )
     preview_every_s: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="a number above 0: about every how many seconds there is a preview (instead of preview_every)",
+        description="a number above 0: about the seconds from one preview to the next (instead of preview_every)",
     )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="an integer from 0 to 2**63 - 1 - n, or nothing for a random one"
     )
     num_inference_steps: int | None = Field(None, ge=1, description="an integer, at least 1")
     num_frames: int | None = Field(
-        None, description="an integer, how many frames a clip has, for models that make clips"
+        None, description="an integer: the number of frames of a clip, for models that make clips"
     )
     guidance_scale: float | None = Field(None, ge=0, le=30, allow_inf_nan=False, description="a number from 0 to 30")
     negative_prompt: str | None = Field(
@@ -114,7 +118,7 @@ class ImageRequest(BaseModel):
     )
     priority: str | None = Field(None, description="the name of a class of requests, or nothing")
     exact: bool | None = Field(
-        None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
+        None, description="true for an image equal to the stock pipeline's bit for bit under any load, or false"
     )
     webhook: str | None = Field(
         None,
@@ -131,13 +135,13 @@ class ImageRequest(BaseModel):
         ge=0,
         le=MAX_THRESHOLD,
         allow_inf_nan=False,
-        description="a number from 0 to 1, by how much a part may change and be skipped, with a cache but taylorseer",
+        description="a number from 0 to 1: the change up to which a part is skipped, with any cache except taylorseer",
     )
     cache_interval: int | None = Field(
         None,
         ge=LEAST_INTERVAL,
         le=MAX_INTERVAL,
-        description="a number from 1 to 100, of steps of which one is computed, with the cache taylorseer",
+        description="a number from 1 to 100: the steps from one computed step to the next, with the cache taylorseer",
     )
     on_miss: Literal["best_effort", "reject", "drop"] = Field(
         "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'

@@ -24,12 +24,12 @@ class LiveCard(_Strict):
 
     busy: float | None = Field(description="Share of the last moments in which a kernel ran")
     used_bytes: int | None = Field(description="Memory in use, by any process")
-    worker_bytes: int | None = Field(description="What of it the worker has")
+    worker_bytes: int | None = Field(description="Part of it that the worker uses")
     celsius: int | None
     watts: float | None
     limit_watts: float | None
     hertz: int | None = Field(description="Clock of the multiprocessors")
-    slowed_by: list[str] | None = Field(description="What keeps the clock down")
+    slowed_by: list[str] | None = Field(description="Reasons that keep the clock down")
 
 
 class LiveDevice(_Strict):
@@ -55,7 +55,7 @@ class LiveTile(_Strict):
     end_s: float
     devices: list[int]
     stage: str
-    requests: list[int] = Field(description="The numbers of its requests; those of other tenants are not listed")
+    requests: list[int] = Field(description="Numbers of its requests, except those of other tenants")
     first_step: int
     steps: int
     ending: str
@@ -76,9 +76,7 @@ class LiveRequest(_Strict):
     is_promise: bool
     status: str
     steps_done: int
-    eta_s: float = Field(
-        description="When it is expected to be done: as of now for the first 20, else as of its admission"
-    )
+    eta_s: float = Field(description="Predicted finish: as of now for the first 20, else as of its admission")
     finish_s: float | None
     on_time: bool | None = Field(description="Null while it is open, without a deadline, or if it was cancelled")
 
@@ -90,7 +88,7 @@ class LiveAttainment(_Strict):
     name: str
     on_time: int
     late: int
-    others: int = Field(description="Without a deadline, or cancelled")
+    others: int = Field(description="Requests without a deadline, and cancelled ones")
     refused: int
     recent_on_time: int
     recent_late: int
@@ -105,12 +103,12 @@ class LiveState(_Strict):
 
     now_s: float
     policy: str
-    backlog_s: float = Field(description="Device time that open images are predicted to take")
+    backlog_s: float = Field(description="Predicted device time of open images")
     num_open: int
-    num_own: int = Field(description="How many of these are the tenant's own")
-    missed: int = Field(description="How much of the past is left out, since it was too much")
+    num_own: int = Field(description="Number of these that are the tenant's own")
+    missed: int = Field(description="Number of past entries that are left out because there are too many")
     planned: list[LiveTile] = Field(description="Runs that are under way or queued on devices")
-    tiles: list[LiveTile] = Field(description="Those that have ended")
+    tiles: list[LiveTile] = Field(description="Runs that have ended")
     requests: list[LiveRequest] = Field(
         description="Open images, 200 at most: those that run, then the most urgent ones"
     )

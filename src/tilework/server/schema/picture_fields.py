@@ -19,12 +19,12 @@ def picture_schema() -> dict[str, Any]:
         IMAGE: {
             **_ONE_OR_MORE,
             "title": "Image",
-            "description": "a picture as base64 or data URL, or a list of them, for models that take one"
+            "description": "an image as base64 or data URL, or a list of them, for models that take one"
             " (`pictures` in `GET /v1/models`)",
         },
         "mask_image": {
             "anyOf": [_TEXT, {"type": "null"}],
             "title": "Mask",
-            "description": "a picture that says where to draw, for models that take one (also as `mask`)",
+            "description": "an image that says where to draw, for models that take one (also as `mask`)",
         },
     }

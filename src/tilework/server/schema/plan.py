@@ -47,8 +47,8 @@ class PlanResult(_Strict):
     """The fewest `devices` that are enough; null if no number is. Fewer than `least` never are."""
 
     devices: int | None
-    devices_in_the_mean: int | None = Field(description="The fewest that reach the target in the mean")
-    load: float = Field(description="How many devices the requests keep busy, each at its least device time")
+    devices_in_the_mean: int | None = Field(description="Fewest devices that reach the target in the mean")
+    load: float = Field(description="Number of devices that the requests keep busy, each at its least device time")
     least: int
     points: list[PlanPoint]
     uses: list[PlanUse]
@@ -61,10 +61,10 @@ class PlanState(_Strict):
 
     status: Literal["running", "done", "failed"]
     target: float
-    devices_now: int = Field(description="How many devices the server has")
-    num_requests: int = Field(description="How many requests it goes by, of the latest hour")
-    num_due: int = Field(description="How many of these have a deadline")
-    span_s: float = Field(description="From the first of them to the last")
-    simulations: int = Field(description="How many are done")
+    devices_now: int = Field(description="Number of devices of the server")
+    num_requests: int = Field(description="Number of requests of the latest hour that the plan uses")
+    num_due: int = Field(description="Number of these that have a deadline")
+    span_s: float = Field(description="Seconds from the first of them to the last")
+    simulations: int = Field(description="Number of simulations that are done")
     result: PlanResult | None
-    error: str | None = Field(description="Why it failed")
+    error: str | None = Field(description="Reason why it failed")

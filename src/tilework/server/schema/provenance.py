@@ -19,7 +19,9 @@ class Settings(BaseModel):
     height: int
     frames: int
     steps: int
-    whole_steps: int | None = Field(description="Of which `steps` were made, if a strength said so")
+    whole_steps: int | None = Field(
+        description="Number of steps of which `steps` were made, if a strength reduced them"
+    )
     guidance_scale: float
     arguments: dict[str, Any]
     loras: list[LoraUse]
@@ -32,14 +34,16 @@ class Provenance(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     exact: bool
-    pixels_sha256: str | None = Field(description="Of 8-bit RGB, row by row, frame by frame; of exact pictures only")
+    pixels_sha256: str | None = Field(
+        description="Hash of the 8-bit RGB pixels, row by row, frame by frame; exact images only"
+    )
     model: str
     source: str = Field(description="The model's hub id, or its name if it came from a directory")
-    pipeline: str = Field(description="The class of its pipeline, or of what serves it")
+    pipeline: str = Field(description="Class of its pipeline, or of the adapter that serves it")
     dtype: str
     attention_backend: str
     vae_tiling: bool
-    hardware: str = Field(description="Of the first device that has loaded the model")
+    hardware: str = Field(description="Hardware of the first device that has loaded the model")
     threads: int
     libraries: str
     tilework: str

@@ -22,18 +22,18 @@ class VideoProgress(BaseModel):
     state: State
     step: int
     steps: int
-    eta_s: float | None = Field(description="When it is expected to be done: as of now, in lists as of its admission")
+    eta_s: float | None = Field(description="Predicted finish: as of now, in lists as of its admission")
     eta: str | None = Field(description="The same as a time (RFC 3339)")
-    eta_p90_s: float | None = Field(description="By when nine of ten such videos are done; never before `eta_s`")
+    eta_p90_s: float | None = Field(description="Time by which nine of ten such videos finish; never before `eta_s`")
     eta_p90: str | None = Field(description="The same as a time (RFC 3339)")
     slo_s: float | None
-    slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
+    slo_source: str | None = Field(description="Source of the deadline; null if there is none")
     warnings: list[str] = Field(description=WARNINGS)
     is_promised: bool = Field(description=PROMISED)
     frames: int
     fps: float
-    seconds: float = Field(description="How long it plays: `frames` at `fps`")
-    queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
+    seconds: float = Field(description="Playing time: `frames` at `fps`")
+    queue_s: float | None = Field(description="Time that it waited for a device; null while it waits")
     timeline: RequestTimeline | None
 
 
@@ -44,12 +44,12 @@ class VideoJob(BaseModel):
     object: Literal["video"] = "video"
     model: str
     status: Literal["queued", "in_progress", "completed", "failed"]
-    progress: int = Field(description="Which part of the steps is done, in percent; 100 once the file is there")
+    progress: int = Field(description="Part of the steps that is done, in percent; 100 once the file is there")
     created_at: int
-    completed_at: int | None = Field(description="When the file was there (Unix time)")
-    expires_at: int | None = Field(description="Until when the file is kept at most (Unix time)")
+    completed_at: int | None = Field(description="Time at which the file was there (Unix time)")
+    expires_at: int | None = Field(description="Latest time until which the file is kept (Unix time)")
     size: str
-    seconds: str = Field(description="How long it plays, in whole seconds, at least one; `tilework` has it exactly")
+    seconds: str = Field(description="Playing time in whole seconds, at least one; `tilework` has it exactly")
     prompt: str | None = Field(description="Null once it has ended: prompts are not kept")
     remixed_from_video_id: None = None
     error: VideoError | None

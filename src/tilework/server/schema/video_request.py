@@ -21,14 +21,15 @@ EXAMPLE: dict[str, Any] = {
     "slo_s": 90,
 }
 SECONDS = 'a number of seconds above 0, also as a text such as "4"'
-MIN_FPS, MAX_FPS = 1, 240
+MIN_FPS = 1
+MAX_FPS = 240
 NOT_IN_VIDEOS = {
     *("output_compression", "output_format", "partial_images", "response_format", "stream", "tilework_events"),
 }
 ONE_IN_VIDEOS = {"n", *(name for name, own in OTHER_NAMES.items() if own == "n")}
 """Numbers of results: a call makes one video."""
 AS_IN_IMAGES = tuple(name for name in ImageRequest.model_fields if name not in NOT_IN_VIDEOS | ONE_IN_VIDEOS)
-_PICTURE = "the picture to begin with, for models that take one: a file of a form, base64, a data URL, or an object"
+_PICTURE = "the image to begin with, for models that take one: a file of a form, base64, a data URL, or an object"
 _FILE = {"type": "string", "format": "binary"}
 
 
@@ -45,7 +46,7 @@ class VideoRequest(BaseModel):
         ge=MIN_FPS,
         le=MAX_FPS,
         allow_inf_nan=False,
-        description=f"a number from {MIN_FPS} to {MAX_FPS}, how many frames a second (default: the model's)",
+        description=f"a number from {MIN_FPS} to {MAX_FPS}, the number of frames a second (default: the model's)",
     )
 
 

@@ -39,7 +39,9 @@ class WebhookSender:
         on_attempt: Callable[[bool], None],
     ) -> None:
         self._secret = secret
-        self._on_told, self._is_known, self._on_attempt = on_told, is_known, on_attempt
+        self._on_told = on_told
+        self._is_known = is_known
+        self._on_attempt = on_attempt
         self._tasks: set[asyncio.Task[None]] = set()
         self._untried: set[str] = set()
         self._all_tried = asyncio.Event()
@@ -79,7 +81,7 @@ class WebhookSender:
                 return
             await asyncio.sleep(wait_s)
             if not self._is_known(notice.call_uid):
-                logger.warning("the webhook of call %s was never taken, and the call is forgotten", notice.call_uid)
+                logger.warning("the webhook of call %s was never accepted, and the call is forgotten", notice.call_uid)
                 return
 
     async def _try(self, notice: Notice) -> bool:

@@ -33,7 +33,9 @@ def draw_each(family: Family, specs: Sequence[Spec], choices: Sequence[CacheChoi
 
 
 def _drawn(family: Family, index: int, spec: Spec) -> Drawn:
-    cache, uses, times_s = PatchCache(CACHE_BYTES), [CacheUse()], [0.0]
+    cache = PatchCache(CACHE_BYTES)
+    uses = [CacheUse()]
+    times_s = [0.0]
 
     def step(state: StepState) -> None:
         start_s = time.perf_counter()

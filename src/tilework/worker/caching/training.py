@@ -21,7 +21,9 @@ from tilework.pipelines.caching.forest import FORMAT, CacheForest, features_of
 from tilework.pipelines.draw import draw
 from tilework.pipelines.family import Family, StepState
 
-_TREES, _DEPTH, _LEAST_LEAF = 12, 5, 50
+_TREES = 12
+_DEPTH = 5
+_LEAST_LEAF = 50
 _LEAST = 1e-12
 
 

@@ -34,7 +34,9 @@ class Cell:
     """The place of this device among the `ranks` of its cell, and the group in which the cell runs a work now."""
 
     def __init__(self, ranks: Group, device_id: int) -> None:
-        self.ranks, self.rank, self.size = ranks, ranks.index(device_id), len(ranks)
+        self.ranks = ranks
+        self.rank = ranks.index(device_id)
+        self.size = len(ranks)
         self._comm: Comm | None = None
 
     @contextmanager
@@ -190,7 +192,8 @@ def divided(module: nn.Module, forms: Sequence[Form]) -> WeightBlocks:
 
 def _own_weights(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
     """Yield the blocks of a module with the indices of their weights, except weights that are also used elsewhere."""
-    weights, found = weights_of(module), list(blocks_of(module))
+    weights = weights_of(module)
+    found = list(blocks_of(module))
     uses = Counter(id(weight) for block in found for weight in weights_of(block))
     uses.update(id(weight) for weight in _outside(module, found))
     for block in found:

@@ -69,7 +69,8 @@ class NodeContents:
         self.thread.shutdown(wait=False, cancel_futures=True)
 
     def _quick(self, path: Path) -> _File:
-        stamped, content = stamp(path), quick_content(path)
+        stamped = stamp(path)
+        content = quick_content(path)
         return _File(path, stamped, replace(content, whole=self._whole.known(stamped)) if is_sampled(path) else content)
 
 

@@ -59,7 +59,8 @@ def _decode_memory(family: Family, source: ModelSource, components: Mapping[str,
     The model takes the memory of all components if they stay there, of the autoencoder if they come on demand, and
     nearly none if layers come and go.
     """
-    vae, memory_bytes = family.modules.get("vae"), source.memory_bytes
+    vae = family.modules.get("vae")
+    memory_bytes = source.memory_bytes
     if vae is None:
         return None
     if memory_bytes is None and family.device.type == "cuda":

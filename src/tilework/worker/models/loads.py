@@ -62,7 +62,7 @@ class Loads:
                 if digest not in self._begun:
                     self._models.begin_load(digest)
         except Exception as error:  # It will be loaded block by block, which frees memory, or ends the worker.
-            _log.warning("a component does not come beside works: %s: %s", type(error).__name__, error)
+            _log.warning("a component cannot be loaded beside works: %s: %s", type(error).__name__, error)
 
     def drop(self, components: Collection[str]) -> None:
         """Free the memory of components on the device; what is still to be loaded of them never is."""

@@ -85,7 +85,8 @@ class Models:
             _log.exception("%s could not be added", source.path)
             return ModelAdded(source.name, f"{type(error).__name__}: {error}")
         name = family.info.name
-        self._families[name], self._components[name] = family, components
+        self._families[name] = family
+        self._components[name] = components
         self._broken.pop(name, None)
         return ModelAdded(name)
 

@@ -32,7 +32,8 @@ def load_on_demand(
     Raises:
         ModelError: it cannot be served.
     """
-    device, kept = device_of(source), dict[nn.Module, KeptWeights]()
+    device = device_of(source)
+    kept: dict[nn.Module, KeptWeights] = {}
 
     def leave(module: nn.Module) -> None:
         if module not in kept:

@@ -251,7 +251,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def laid_out(forms: Sequence[Form]) -> tuple[list[int], int]:
     """Return the offset of each weight in memory where one follows another, as in the file, and the total length."""
-    offsets, end = [], 0
+    offsets = []
+    end = 0
     for form in forms:
         offsets.append(end)
         end += -(-form.num_bytes // ALIGNMENT) * ALIGNMENT

@@ -53,7 +53,8 @@ def leave_skeleton(source: ModelSource, weights: Weights) -> tuple[LoadedModel, 
     for name, module in modules.items():
         weights.keep(kept[name], weights_of(module))
     pickled = _without_weights(pipeline)
-    family, loras = family_of(source, pipeline), WorkerLoras(on_demand=True)
+    family = family_of(source, pipeline)
+    loras = WorkerLoras(on_demand=True)
     usable, refused = loras.add_all(family, source)
     model = described(family, source, components, usable, refused)
     if weights.cell is not None:

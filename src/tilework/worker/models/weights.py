@@ -40,7 +40,8 @@ class KeptWeights:
     def of(module: nn.Module) -> KeptWeights:
         """Hash a module's weights. Components are equal if class, configuration and weights are."""
         weights = weights_of(module)
-        forms, content = tuple(Form.of(one) for one in weights), digest_of(weights)
+        forms = tuple(Form.of(one) for one in weights)
+        content = digest_of(weights)
         digest = sha256(f"{type(module).__name__} {_configuration(module)} {content}".encode()).hexdigest()[:16]
         return KeptWeights(Component(digest, sum(form.num_bytes for form in forms)), forms)
 
@@ -80,7 +81,8 @@ class Weights:
     """
 
     def __init__(self, files: SharedWeights, cell: Cell | None = None) -> None:
-        self._files, self.cell = files, cell
+        self._files = files
+        self.cell = cell
         self._known: dict[str, _Known] = {}
 
     def add(self, module: nn.Module, read: Read) -> Component:

@@ -17,7 +17,9 @@ from tilework.comm.ring.layout import Layout
 from tilework.ownership.own import NotOwn, make_own_folder, own_folder
 
 _FORMAT = "tw-ring2"
-_MEMORY, _SETTINGS, _SOCKET = "memory", "settings.json", "ring"
+_MEMORY = "memory"
+_SETTINGS = "settings.json"
+_SOCKET = "ring"
 
 
 @dataclass(frozen=True, slots=True)

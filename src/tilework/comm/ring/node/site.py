@@ -23,7 +23,9 @@ class NodeSite:
     """A ring at a place of this node. Raises RingError if its memory needs the C extension, which is missing here."""
 
     def __init__(self, place: Place) -> None:
-        self._place, self.layout, self.address = place, place.layout, place.address
+        self._place = place
+        self.layout = place.layout
+        self.address = place.address
         self.is_one_sided = place.is_atomic
         self.memory = map_memory(place.memory, place.layout.size)
         self.transport = transport(place.layout, self.memory, place.memory, place.is_atomic, place.is_checked)

@@ -46,7 +46,8 @@ class Lanes:
     """
 
     def __init__(self, context: Context, memory: mmap) -> None:
-        self._context, self._region = context, Region(context, memory)
+        self._context = context
+        self._region = Region(context, memory)
         self._lock = Lock()
         """Lock for using `_workers` or one of them."""
         self._workers: dict[int, Worker] = {}

@@ -77,7 +77,8 @@ _REPLY, _DATATYPE = 1 << 5, 1 << 3
 def library() -> Any:
     """Return libucp. Raises RingError if there is none, or an old one."""
     lib = _load()
-    pointer, handles = c_void_p, POINTER(c_void_p)
+    pointer = c_void_p
+    handles = POINTER(c_void_p)
     sized = (POINTER(c_void_p), POINTER(c_size_t))
     _declare(lib, None, "ucp_get_version", POINTER(c_uint), POINTER(c_uint), POINTER(c_uint))
     if _version(lib) < _LEAST_VERSION:
@@ -125,7 +126,8 @@ def _load() -> Any:
 
 def _declare(lib: Any, result: Any, name: str, *arguments: Any) -> None:
     function = getattr(lib, name)
-    function.restype, function.argtypes = result, arguments
+    function.restype = result
+    function.argtypes = arguments
 
 
 def version() -> str:
@@ -163,7 +165,8 @@ class Context:
         Context._first_process = Context._first_process or os.getpid()
         if Context._first_process != os.getpid():
             raise RingError("this process was forked from one that uses UCX; start it by spawn or forkserver")
-        self.handle, config = c_void_p(), c_void_p()
+        self.handle = c_void_p()
+        config = c_void_p()
         _check(self._lib.ucp_config_read(None, None, byref(config)), "reading its configuration")
         try:
             _check(self._lib.ucp_config_modify(config, b"TLS", transports.encode()), f"setting TLS to {transports}")
@@ -181,7 +184,9 @@ class Region:
     """Memory of this process that others may read and write. They need its `key` and `address` for that."""
 
     def __init__(self, context: Context, memory: mmap) -> None:
-        self._lib, self._context, self._handle = context._lib, context, c_void_p()
+        self._lib = context._lib
+        self._context = context
+        self._handle = c_void_p()
         first = ctypes.c_char.from_buffer(memory)
         self.address = ctypes.addressof(first)
         params = _MapParams(mask=1 << 0 | 1 << 1, address=self.address, length=len(memory))
@@ -203,7 +208,8 @@ class Worker:
     """
 
     def __init__(self, context: Context) -> None:
-        self._lib, self.handle = context._lib, c_void_p()
+        self._lib = context._lib
+        self.handle = c_void_p()
         params = _WorkerParams(mask=1, thread_mode=_SERIALIZED)
         _check(self._lib.ucp_worker_create(context.handle, byref(params), byref(self.handle)), "making a worker")
         fd = c_int()
@@ -247,8 +253,11 @@ class Remote:
     """
 
     def __init__(self, worker: Worker, peer: bytes, base: int, key: bytes) -> None:
-        self._lib, self.worker, self._base = worker._lib, worker, base
-        self._endpoint, self._key = c_void_p(), c_void_p()
+        self._lib = worker._lib
+        self.worker = worker
+        self._base = base
+        self._endpoint = c_void_p()
+        self._key = c_void_p()
         address = ctypes.create_string_buffer(peer, len(peer))
         params = _EndpointParams(mask=1, address=ctypes.addressof(address))
         status = self._lib.ucp_ep_create(worker.handle, byref(params), byref(self._endpoint))
@@ -263,18 +272,21 @@ class Remote:
 
     def put(self, offset: int, source: int, size: int) -> int | None:
         """Copy from the address `source` here."""
-        base, key = self._base + offset, self._key
+        base = self._base + offset
+        key = self._key
         return _request(self._lib.ucp_put_nbx(self._endpoint, source, size, base, key, byref(_NONE)), "put")
 
     def get(self, offset: int, target: int, size: int) -> int | None:
         """Copy to the address `target` here."""
-        base, key = self._base + offset, self._key
+        base = self._base + offset
+        key = self._key
         return _request(self._lib.ucp_get_nbx(self._endpoint, target, size, base, key, byref(_NONE)), "get")
 
     def cas64(self, offset: int, expected: int, swapped: int) -> int | None:
         """Compare with the word at the address `expected`, swap with that at `swapped`; both are addresses here."""
         options = _Options(mask=_DATATYPE | _REPLY, datatype=_WORD, reply=swapped)
-        base, key = self._base + offset, self._key
+        base = self._base + offset
+        key = self._key
         call = self._lib.ucp_atomic_op_nbx
         return _request(call(self._endpoint, _CSWAP, expected, 1, base, key, byref(options)), "compare-and-swap")
 

@@ -30,7 +30,8 @@ class UcxMemory:
     is_one_sided = True
 
     def __init__(self, remote: Remote, connection: socket.socket | None = None) -> None:
-        self._remote, self._worker = remote, remote.worker
+        self._remote = remote
+        self._worker = remote.worker
         self._stage = mmap(-1, _STAGE)
         self._view = memoryview(self._stage)
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._stage))
@@ -53,7 +54,8 @@ class UcxMemory:
                 self._view[filled : filled + len(part)] = part
                 filled, rest = filled + len(part), rest[len(part) :]
                 if filled == _STAGE:
-                    offset, filled = self._put_stage(offset, filled, deadline_ns), 0
+                    offset = self._put_stage(offset, filled, deadline_ns)
+                    filled = 0
         if filled:
             self._put_stage(offset, filled, deadline_ns)
 

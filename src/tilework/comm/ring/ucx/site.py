@@ -34,7 +34,9 @@ class UcxSite:
     is_one_sided = True
 
     def __init__(self, network: Network, layout: Layout, is_checked: bool) -> None:
-        self.layout, self._is_checked, self._transports = layout, is_checked, network.transports
+        self.layout = layout
+        self._is_checked = is_checked
+        self._transports = network.transports
         self.listener = _listen(network)
         self._context = Context(network.transports)
         self._secret = joining.new_secret()
@@ -125,7 +127,8 @@ class _OwnMemory(AtomicMemory):
 
     def __init__(self, context: Context, memory: mmap) -> None:
         super().__init__(memory)
-        self._worker, self._region = Worker(context), Region(context, memory)
+        self._worker = Worker(context)
+        self._region = Region(context, memory)
         self._remote = Remote(self._worker, self._worker.address, self._region.address, self._region.key)
         self._verbs = UcxMemory(self._remote)
 

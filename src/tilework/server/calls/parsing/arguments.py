@@ -52,7 +52,7 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool
             _check_choice(name, value)
         elif name in WITHOUT_EFFECT:
             if value not in WITHOUT_EFFECT[name]:
-                no_effect.append(NoEffect(name, value, "there is no choice of it here"))
+                no_effect.append(NoEffect(name, value, "this server has no choice of it"))
         elif name in SILENT:
             continue
         elif (meant := near.of(name)) is not None or is_strict or _is_of_the_picture(name):
@@ -87,7 +87,7 @@ def _check_choice(name: str, value: object) -> None:
     accepted = WITHOUT_CHOICE[name]
     if value not in accepted and read_value(bool, value) not in accepted:
         values = " or ".join(json.dumps(each) for each in accepted)
-        remedy = f"There is no choice here: give {values}, or leave it out."
+        remedy = f"This server has no other choice: give {values}, or leave it out."
         raise invalid(name, value, remedy, code="unsupported_value")
 
 

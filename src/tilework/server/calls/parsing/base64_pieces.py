@@ -19,7 +19,8 @@ def decode_base64(content: str | LongText, num_head: int) -> bytes:
         ValueError: it is no base64. Line breaks may be in it.
     """
     pieces = _encoded(content) if isinstance(content, str) else content.unescaped()
-    file, left = new_file(len(content) if isinstance(content, str) else content.num_bytes), b""
+    file = new_file(len(content) if isinstance(content, str) else content.num_bytes)
+    left = b""
     for piece in _without(pieces, num_head):
         left += piece.translate(None, _BREAKS)
         if b"=" in left:  # The end; only line breaks may follow.

@@ -30,7 +30,7 @@ def chat_fields(body: Mapping[str, object], max_prompt_chars: int) -> Fields:
     images["prompt"], pictures = _prompt(ask, given, max_prompt_chars)
     if pictures:
         for name in {IMAGE, IMAGES} & images.keys():
-            raise invalid(name, "...", "A message has a picture as well: leave one of them out.")
+            raise invalid(name, "...", "A message has an image as well: leave one of them out.")
         images[IMAGE] = pictures
     return Fields(fields=images)
 
@@ -64,8 +64,8 @@ def _prompt(ask: ChatRequest, given: Mapping[str, object], max_chars: int) -> tu
         raise invalid("messages", given["messages"], 'Give one with role "user" whose content says what to draw.')
     if len(prompt) > max_chars:
         remedy = (
-            f"The texts of the user are drawn together: they have {len(prompt)} characters, and may have {max_chars}."
-            " Leave earlier messages out."
+            f"The texts of the user make one prompt: it has {len(prompt)} characters, and may have {max_chars}. Leave "
+            "earlier messages out."
         )
         raise invalid("messages", given["messages"], remedy)
     return prompt, pictures

@@ -65,7 +65,7 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> DecodedP
         raise Undecodable("It is no PNG, JPEG or WebP file, or its beginning is damaged: give one of these.") from None
     except Exception as error:  # Pillow raises errors of nearly every type for damaged files.
         reason = str(error)[:100] or type(error).__name__
-        raise Undecodable(f"The file is damaged ({reason}): save the picture again.") from None
+        raise Undecodable(f"The file is damaged ({reason}): save the image again.") from None
     return DecodedPicture(
         image=Image(upright.height, upright.width, pixels),
         has_transparent_part=has_hole,
@@ -83,7 +83,7 @@ def _check_head(picture: Pillow.Image, max_pixels: int | None) -> None:
             f"It is a WebP file of {width}x{height} pixels, and may have {_MOST_WEBP_PIXELS}: save it as PNG or JPEG."
         )
     if picture.format in _ANIMATED_FORMATS and getattr(picture, "is_animated", False):
-        raise Undecodable("It is animated: give one picture of it.")
+        raise Undecodable("It is animated: give one frame of it.")
 
 
 def _pixels(picture: Pillow.Image, converted: Callable[[Pillow.Image], Pillow.Image]) -> bytes:

@@ -33,7 +33,8 @@ def spread(body: Mapping[str, object]) -> Mapping[str, object]:
     """
     if EXTRA not in body:
         return body
-    rest, extra = {name: value for name, value in body.items() if name != EXTRA}, body[EXTRA]
+    rest = {name: value for name, value in body.items() if name != EXTRA}
+    extra = body[EXTRA]
     if isinstance(extra, str):
         try:
             extra = inner_json(extra)

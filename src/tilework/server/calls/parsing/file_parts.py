@@ -42,4 +42,4 @@ def _check_chunks(content: bytes) -> None:
         if place + _CHUNK.size > len(content):
             return
         place += _CHUNK.size + _CHUNK.unpack_from(content, place)[0] + _CHECK_BYTES
-    raise Undecodable(f"It has more than {_MOST_CHUNKS} chunks: save the picture again.")
+    raise Undecodable(f"It has more than {_MOST_CHUNKS} chunks: save the image again.")

@@ -93,7 +93,7 @@ def _json(text: str) -> object:
 
 def _text(name: str, value: str | bytes) -> str:
     if isinstance(value, bytes):
-        raise invalid(name, _shown(value), "It is no picture: send it as a text.")
+        raise invalid(name, _shown(value), "The field takes no file: send it as a text.")
     return value
 
 

@@ -150,7 +150,8 @@ def image_call(
     Raises:
         InvalidValue: a value is wrong.
     """
-    info, config = rules.info, rules.config
+    info = rules.info
+    config = rules.config
     ask = parsed(ImageRequest, body, "prompt", '"..."', is_strict=config.strict)
     video_format = None if video is None else format_of(video, info, config)
     if video is not None:
@@ -239,7 +240,7 @@ def _stand_ins(ask: ImageRequest, rules: Rules, spec: Spec) -> Iterator[str]:
     """Yield warnings of something that is made in place of what was asked for, for clients that have no choice."""
     name = rules.info.name
     if rules.stands_in:
-        yield f"model {shown(ask.model)} is not served here: {name} stands in for it."
+        yield f"model {shown(ask.model)} is not served here: {name} is used instead."
     if ask.size in OPENAI_SIZES and ask.size != (made := size_text(spec.shape)):
         yield f"size {ask.size} is none that {name} draws: this is {made}."
 
@@ -286,7 +287,7 @@ def _check_limits(ask: ImageRequest, config: ServerConfig, tenant: Tenant) -> No
 def _check_stream(ask: ImageRequest) -> None:
     if ask.stream:
         if ask.response_format == "url":
-            remedy = 'A stream carries its pictures: leave it out, or give "b64_json".'
+            remedy = 'A stream carries its images: leave it out, or give "b64_json".'
             raise invalid("response_format", ask.response_format, remedy, code="unsupported_value")
         return
     for name, value in (("partial_images", ask.partial_images), ("tilework_events", ask.tilework_events)):
@@ -298,7 +299,7 @@ def _check_previews(ask: ImageRequest, config: ServerConfig) -> None:
     """Refuse previews if there is a safety filter: an image that it has not checked is not shown."""
     for name in ("partial_images", "preview_every", "preview_every_s"):
         if (value := getattr(ask, name)) and config.safety_filter is not None:
-            remedy = "Pictures are checked here before they are shown, when they are done: leave it out."
+            remedy = "This server shows images only once they are done and checked: leave it out."
             raise invalid(name, value, remedy, code="unsupported_value")
 
 
@@ -316,8 +317,8 @@ def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
     is_exact = bool(ask.exact) or priority in rules.tenants.exact_classes or rules.config.exact
     if is_exact and rules.info.cell > 1:
         remedy = (
-            f"{rules.info.name} is split among {rules.info.cell} devices, which round otherwise than one: leave it "
-            "out, and give a priority that does not ask for it."
+            f"{rules.info.name} is split among {rules.info.cell} devices, which do not round as one device does: leave "
+            "it out, and give a priority that does not ask for it."
         )
         raise invalid("exact", True, remedy)
     return is_exact
@@ -328,7 +329,7 @@ def _webhook(url: str | None, config: ServerConfig) -> str | None:
     if url is None:
         return None
     if not config.webhook_hosts:
-        remedy = "This server tells no webhooks: leave it out, or start it with --webhook-origins."
+        remedy = "This server sends no webhooks: leave it out, or start it with --webhook-origins."
         raise invalid("webhook", url, remedy, code="unsupported_value")
     parts = urlsplit(url) if url.isascii() and url.isprintable() else None
     if parts is None or f"{parts.scheme}://{parts.netloc}" not in config.webhook_hosts:

@@ -23,8 +23,8 @@ EDITS = "POST /v1/images/edits"
 _SHOWN_CHARS = 100  # A message cuts it further.
 _HEAD_CHARS = 200  # `data:image/png;base64,` and what some clients add.
 _WHITE_ON_TRANSPARENT = (
-    "is white on a transparent ground, which is drawn anew. If the white part was meant, give a mask without"
-    " transparency: white where to draw, black elsewhere."
+    "is white on a transparent ground, and the transparent part is drawn anew. To draw the white part, give a mask "
+    "without transparency: white where to draw, black elsewhere."
 )
 
 
@@ -128,7 +128,10 @@ def decoded(given: Sequence[GivenPicture], config: ServerConfig, *, keeps_files:
     Raises:
         InvalidValue: one is too large, damaged, or no picture.
     """
-    left, contents, parts, warnings = config.max_input_pixels, list[bytes](), list[GivenPicture](), list[str]()
+    left = config.max_input_pixels
+    contents: list[bytes] = []
+    parts: list[GivenPicture] = []
+    warnings: list[str] = []
     images: dict[str, tuple[Image, ...]] = {}
 
     def add(one: GivenPicture, content: bytes, max_pixels: int | None) -> DecodedPicture:
@@ -164,8 +167,8 @@ def _inversion_warning(mask: GivenPicture, *, is_strict: bool) -> str:
 
 def _mask_missing(picture: GivenPicture, name: str) -> InvalidValue:
     message = (
-        f"{name} is missing, and {picture.place} has no transparent part that could be it. Give {GIVE}, or make"
-        f" transparent what is to be drawn anew."
+        f"{name} is missing, and {picture.place} has no transparent part to use instead. Give {GIVE}, or make the part "
+        "to draw anew transparent."
     )
     return InvalidValue(message, field=name, code="missing_value")
 
@@ -218,8 +221,8 @@ def _of_field(field_name: str, value: object, one: PictureInput) -> tuple[GivenP
     if not values:
         raise invalid(field_name, value, f"Give {GIVE}, or leave it out.")
     if len(values) > one.most:
-        most = "one picture" if one.most == 1 else f"at most {one.most} pictures"
-        message = f"{field_name} has {len(values)} pictures, which is not accepted. Give {most}."
+        most = "one image" if one.most == 1 else f"at most {one.most} images"
+        message = f"{field_name} has {len(values)} images, which is not accepted. Give {most}."
         raise InvalidValue(message, field=field_name)
     return tuple(
         GivenPicture(place=field_name, name=one.name, is_mask=one.is_mask, content=_content(field_name, each))
@@ -243,7 +246,7 @@ def _file(one: GivenPicture, max_bytes: int) -> bytes:
     if not isinstance(content, bytes):
         start = content[:_HEAD_CHARS] if isinstance(content, str) else content.head(_HEAD_CHARS)
         if re.match(r"\s*https?:", start[:20], re.IGNORECASE):
-            raise one.refused(f"This server fetches nothing: send the picture itself, as {GIVE}.")
+            raise one.refused(f"This server fetches nothing: send the image itself, as {GIVE}.")
         head, comma, _ = start.partition(",") if start[:5].lower() == "data:" else ("", "", "")
         if comma and not head.lower().endswith(";base64"):
             raise one.refused(f"Give {GIVE}.")
@@ -277,11 +280,11 @@ def _check_complete(
         needed.insert(0, main.name)
     masks = [each[0] for each in given.values() if each[0].is_mask]
     if masks and main is not None and main.name not in given:
-        raise masks[0].refused(f"A mask is part of a picture: give {main.name} as well.")
+        raise masks[0].refused(f"A mask belongs to an image: give {main.name} as well.")
     if needed:
         message = (
-            f"{needed[0]} is missing: {info.name} draws from a picture. Give {GIVE}, or send it as a file of a form:"
-            f" {EDITS} and /v1/videos take one."
+            f"{needed[0]} is missing: {info.name} draws from an image. Give {GIVE}, or send it as a file of a form: "
+            f"{EDITS} and /v1/videos take one."
         )
         raise InvalidValue(message, field=needed[0], code="missing_value")
 
@@ -295,7 +298,7 @@ def _not_taken(field_name: str, value: object, info: ModelInfo) -> InvalidValue:
 
 
 def _text_alone(info: ModelInfo) -> str:
-    return f"{info.name} draws from text alone: leave pictures out, and use POST /v1/images/generations."
+    return f"{info.name} draws from text alone: leave images out, and use POST /v1/images/generations."
 
 
 def _briefly(value: object) -> object:

@@ -21,7 +21,7 @@ def prompt_warnings(prompt: str, info: ModelInfo) -> Iterator[str]:
     words = re.findall(r"\w+", prompt.lower())
     if words and kinds and {word for of_kind in kinds.values() for word in of_kind}.isdisjoint(words):
         drawn = "; ".join(f"{kind}: {', '.join(of_kind)}" for kind, of_kind in kinds.items())
-        yield f"{info.name} draws no word of this prompt. What it draws is {drawn}."
+        yield f"{info.name} draws no word of this prompt. It draws {drawn}."
         return
     named = dict.fromkeys((kind, before) for before, kind in pairwise(words) if kind in kinds)
     lacking = [kind for kind, word in named if word not in {*kinds[kind], *kinds, *_ARTICLES}]

@@ -57,12 +57,15 @@ def _shape_of_picture(ask: ImageRequest, info: ModelInfo, frames: int, picture: 
     height, width = (side // multiple * multiple for side in (picture.height, picture.width))
     if not (height and width) or max(height, width) > info.max_side:
         name = next(one.name for one in info.pictures if not one.is_mask)
-        remedy = f"{info.name} draws at its size: give one with sides from {multiple} to {info.max_side} pixels."
-        raise invalid(name, f"a picture of {picture.width}x{picture.height}", remedy)
+        remedy = (
+            f"{info.name} draws at the size of this image: give one with sides from {multiple} to {info.max_side} "
+            "pixels."
+        )
+        raise invalid(name, f"an image of {picture.width}x{picture.height}", remedy)
     shape = Shape(height, width, frames)
     size = _size(ask, shape)
     if size not in (None, "auto", size_text(shape)) and (is_strict or size not in OPENAI_SIZES):
-        remedy = f"{info.name} draws at the size of the given picture: leave it out, or give another picture."
+        remedy = f"{info.name} draws at the size of the input image: leave it out, or give another image."
         raise invalid("size", size, remedy, code="unsupported_value")
     return shape
 
@@ -86,12 +89,12 @@ def _frames(ask: ImageRequest, info: ModelInfo, num_given: int | None) -> int:
 
 def _given_frames(ask: ImageRequest, info: ModelInfo, num_given: int) -> int:
     if ask.num_frames not in (None, num_given):
-        remedy = f"{info.frames_of} has {num_given} frames, and as many are made: leave it out."
+        remedy = f"{info.frames_of} has {num_given} frames, and the clip gets as many: leave it out."
         raise invalid("num_frames", ask.num_frames, remedy)
     multiple = info.frame_multiple
     if (num_given - 1) % multiple:
         near = 1 + (num_given - 1) // multiple * multiple
-        remedy = f"Give one more than a multiple of {multiple}: the first {near}."
+        remedy = f"Give one more than a multiple of {multiple}, such as the first {near}."
         raise invalid(info.frames_of, f"a clip of {num_given} frames", remedy)
     return num_given
 

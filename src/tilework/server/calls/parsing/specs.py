@@ -65,7 +65,8 @@ def specs_of(
         InvalidValue: the model or the configuration does not allow the size, the number of steps, the previews or the
             LoRAs.
     """
-    info, config = rules.info, rules.config
+    info = rules.info
+    config = rules.config
     loras = _loras(ask, info)
     steps = steps_of(ask, arguments, info, config.max_steps, has_picture=bool(pictures))
     main = main_picture(info)
@@ -95,10 +96,12 @@ def specs_of(
 
 def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
     """Return the fields of a spec for the cache that is asked for, or else the server's, if the model supports it."""
-    info, config, name = rules.info, rules.config, ask.cache
+    info = rules.info
+    config = rules.config
+    name = ask.cache
     if name is not None and name != "off":
         if exact:
-            raise invalid("cache", name, "The picture is to be exact, which it is not with a cache: leave one out.")
+            raise invalid("cache", name, "An image with a cache is not exact: leave one of them out.")
         if _kind(name) not in info.caches:
             others = f"give {' or '.join(map(shown, info.caches))}, or " if info.caches else ""
             remedy = f"{info.name} cannot do that: {others}leave it out."
@@ -139,7 +142,7 @@ def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
             remedy = f"give some of {_named(info.loras)}" if info.loras else "leave it out"
             raise invalid("lora", given, f"{info.name} has no LoRA {shown(name)}: {remedy}.", code="unknown_lora")
         if names.count(name) > 1:
-            raise invalid("lora", given, f"{shown(name)} is there twice: give it once.")
+            raise invalid("lora", given, f"{shown(name)} is given twice: give it once.")
     return tuple(one.used() for one in ask.lora or ())
 
 

@@ -34,20 +34,21 @@ def steps_of(
         return StepCount(whole)
     if not has_picture:
         if one.name in arguments:
-            remedy = "It says how much of a given picture is drawn anew: give image as well, or leave it out."
+            remedy = "It is the share of an input image that is drawn anew: give image as well, or leave it out."
             raise invalid(one.name, arguments[one.name], remedy)
         return StepCount(whole)
     return StepCount(_made(one, arguments, whole), whole)
 
 
 def _made(one: Argument, arguments: Mapping[str, ArgumentValue], whole: int) -> int:
-    strength, rule = arguments.get(one.name, one.default), one.strength
+    strength = arguments.get(one.name, one.default)
+    rule = one.strength
     assert rule is not None
     assert isinstance(strength, int | float)
     made = rule.steps(whole, strength)
     if made < 1:
         least = "above 0" if rule is StrengthRule.UP else f"of at least {math.ceil(10_000 / whole) / 10_000:g}"
-        remedy = f"No step of {whole} is left: give a number {least} and at most {one.high:g}, or more steps."
+        remedy = f"It leaves none of {whole} steps: give a number {least} and at most {one.high:g}, or more steps."
         raise invalid(one.name, strength, remedy)
     return made
 

@@ -27,7 +27,7 @@ def format_of(asked: AskedVideo, info: ModelInfo, config: ServerConfig) -> Video
         InvalidValue: the model makes no videos.
     """
     if not info.graph.makes(ResultKind.VIDEO):
-        remedy = "It makes pictures: use POST /v1/images/generations, or name a model that makes clips, or none."
+        remedy = "It makes images: use POST /v1/images/generations, or name a model that makes clips, or no model."
         raise invalid("model", info.name, remedy, code="unsupported_value")
     fps = info.default_fps if asked.fps is None else asked.fps
     return VideoFormat(fps, VideoCodec(config.video_codec))
@@ -45,7 +45,8 @@ def num_frames_of(asked: AskedVideo, num_frames: int | None, info: ModelInfo) ->
         return num_frames
     if num_frames is not None:
         raise invalid("seconds", asked.given_seconds, "num_frames is given as well: leave one of them out.")
-    fps, multiple = info.default_fps if asked.fps is None else asked.fps, info.frame_multiple
+    fps = info.default_fps if asked.fps is None else asked.fps
+    multiple = info.frame_multiple
     wanted = asked.seconds * fps
     most = info.max_frames - (info.max_frames - 1) % multiple
     if wanted >= most + multiple / 2:

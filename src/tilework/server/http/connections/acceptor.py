@@ -22,7 +22,9 @@ class Acceptor:
     """
 
     def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol], at_once: int) -> None:
-        self._loop, self._listener, self._protocol = asyncio.get_running_loop(), listener, protocol
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._protocol = protocol
         self._at_once = at_once
         self._tasks: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None

@@ -37,7 +37,8 @@ class ConnectionPlaces:
     """
 
     def __init__(self, most: int, now_s: Callable[[], float]) -> None:
-        self.most, self._now_s = most, now_s
+        self.most = most
+        self._now_s = now_s
         self._most_strangers = max(1, most // _SHARE_OF_STRANGERS)
         self.most_of_one = max(1, most // _SHARE_OF_ADDRESS)
         self._held: set[Connection] = set()

@@ -312,7 +312,7 @@ def _reset_when_closed(transport: asyncio.Transport) -> None:
 
 
 def _too_many_connections(most: int) -> ApiError:
-    message = f"The server has {most} connections, as many as it takes. Retry in 1 second, with fewer."
+    message = f"The server has {most} connections, as many as it may have. Retry in 1 second, with fewer."
     return ApiError(503, message, error_type=SERVER, code="too_many_connections", headers={"Retry-After": "1"})
 
 
@@ -322,4 +322,4 @@ def _slow_head(timeout_s: float) -> ApiError:
 
 
 def _not_http(reason: str) -> ApiError:
-    return ApiError(400, f"This is not HTTP/1.1: {reason} Send a request as RFC 9112 has it.", code="invalid_http")
+    return ApiError(400, f"This is not HTTP/1.1: {reason} Send a request as in RFC 9112.", code="invalid_http")
