@@ -23,8 +23,8 @@ from recorded import SOON_NS, Recorded, recorded
 from stages import DECODE, DIFFUSE, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
-from tilework.cli.views import request_names
-from tilework.cli.views.request_names import RequestNames
+from tilework.cli.views import explanation as request_names
+from tilework.cli.views.explanation import RequestNames
 from tilework.control.decisions import DecisionKind, describe, describe_all, devices_text, span_text
 from tilework.control.history import PastRequest
 from tilework.core.actions import (

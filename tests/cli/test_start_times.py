@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tilework.cli.views.start_times import StartTimes, process_age_s
+from tilework.cli.serving import StartTimes, process_age_s
 from tilework.core.model import ModelInfo
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.reports import LoadedModel

@@ -13,11 +13,10 @@ from tilework.formats.schedule import RequestLine, Schedule
 from tilework.formats.workload import WorkloadRequest
 from tilework.report.chart import chart_of_schedule
 from tilework.report.compare import comparison, differences
-from tilework.report.lanes import pack
 from tilework.report.latency import draw_latency
 from tilework.report.served import schedule_of_timelines, served_figures
 from tilework.report.tables import summary
-from tilework.report.timeline import draw_timeline
+from tilework.report.timeline import draw_timeline, pack
 
 SMALL = Shape(64, 64)
 times = st.integers(0, 30)

@@ -99,14 +99,14 @@ class _Sweep:
         return list(dict.fromkeys(load for _, load in self.cells))
 
     def cuts(self, loads: Sequence[str], name: str, rival: str, metric: str) -> list[float]:
-        """By how much `name` is below `rival`, as a share of the latter, in each mix at each of these loads."""
+        """Return by how much `name` is below `rival`, as a share of the latter, in each mix at each of these loads."""
         return [self.cut(mix, load, name, rival, metric) for mix, load in self.cells if load in loads]
 
     def cut(self, mix: str, load: str, name: str, rival: str, metric: str) -> float:
         return 1 - self.value(mix, load, name, metric) / self.value(mix, load, rival, metric)
 
     def normalised(self, load: str, name: str, metric: str, names: Sequence[str]) -> list[float]:
-        """In each mix over the worst of `names` there."""
+        """Return the ratio in each mix over the worst of `names` there."""
         return [
             self.value(mix, load, name, metric) / max(self.value(mix, load, one, metric) for one in names)
             for mix in self.mixes()
@@ -358,7 +358,7 @@ def _normalised_bars(sweep: _Sweep, names: Sequence[str], title: str) -> bytes:
 
 
 def _on_many(cached: CachedRuns) -> dict[str, dict[str, dict[str, float]]]:
-    """By mix and policy: p99, mean, busy and held. `optimum` has only what it is held for."""
+    """Return p99, mean, busy and held by mix and policy. `optimum` has only what it is held for."""
     found = {}
     for mix in cached.points(OUR_MIXES):
         cached.note(f"64 devices, {mix}")

@@ -59,7 +59,7 @@ CLIPS = (  # The first two are nearest to Wan2.1's, which has 81 frames of 720p.
     ("cogvideox15_l20", "1360x768x81"),
 )
 NODES = (16, 64)
-"""How many nodes of eight devices the monolith has."""
+"""Numbers of nodes of eight devices that the monolith has."""
 WIDTH = 8
 KEPT = 0.97
 """Output over input from which on the nodes keep up, as in the check of Theorem 1."""
@@ -72,7 +72,7 @@ GENTD26 = ("gentd26,load=0.5",)
 
 
 def theorem_1(cached: CachedRuns) -> RemadeFigure:
-    """With K workers at T_X and ceil(K T_Y / T_X) at T_Y, and requests at K / T_X: output is input."""
+    """Check that output is input, with K workers at T_X, ceil(K T_Y / T_X) at T_Y, and requests at K / T_X."""
     rows, ratios, growths = [], [], []
     for k, x_s, y_s in cached.points(EXAMPLES):
         num = ceil(k * y_s / x_s)
@@ -243,16 +243,16 @@ class Clip:
         }
 
     def rate_per_s(self, num_nodes: int) -> float:
-        """What a monolith of this many nodes can do, each node with one request at a time."""
+        """Return the rate of a monolith of this many nodes, each with one request at a time."""
         return num_nodes / sum(self.seconds().values())
 
     def least_devices(self, num_nodes: int) -> float:
-        """The devices that the stages apart would need for as much, could devices be divided at will."""
+        """Return the devices that the stages apart would need for as much, could devices be divided at will."""
         of = self.seconds()
         return self.rate_per_s(num_nodes) * sum(one * (WIDTH if role is Role.D else 1) for role, one in of.items())
 
     def keeps_up(self, make: Callable[[], Policy], num_nodes: int, rate_per_s: float) -> bool:
-        """Whether this many nodes have done requests at this rate as fast as they come, for twelve latencies."""
+        """Return whether this many nodes have done requests at this rate as fast as they come, for twelve latencies."""
         total_s = sum(self.seconds().values())
         first = self.request(0, 0.0)
         num = ceil(12 * total_s * rate_per_s)
@@ -311,7 +311,7 @@ def sixteen(cached: CachedRuns) -> RemadeFigure:
 
 
 def _fewest(clip: Clip, num_nodes: int, rate: float) -> int:
-    """The fewest nodes that keep up, of those from what the stages need at best."""
+    """Return the fewest nodes that keep up, of those from what the stages need at best."""
     low = ceil(clip.least_devices(num_nodes) / WIDTH)
     for num in range(low, 2 * num_nodes):
         if clip.keeps_up(lambda: OnePieceDispatch(mode=Mode.COLLABORATION, moves=False), num, rate):
@@ -323,7 +323,7 @@ def _fewest(clip: Clip, num_nodes: int, rate: float) -> int:
 
 
 def against_others(cached: CachedRuns) -> RemadeFigure:
-    """Its rules on TridentServe's and GenTD26's workloads."""
+    """Run its rules on TridentServe's and GenTD26's workloads."""
     loads = cached.points(COMPARED_CELLS)
     cells = {
         f"{pipeline}, {load}, {rate:g}/s": load_cell(cached, pipeline, load, rate)

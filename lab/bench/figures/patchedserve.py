@@ -71,11 +71,11 @@ class Point:
 
 
 Shares = Mapping[str, Sequence[float]]
-"""On time by policy, point by point."""
+"""Return the shares on time by policy, point by point."""
 
 
 def _variant(name: str, point: Point) -> tuple[str, Point]:
-    """The policy of a name, and the point with what its system saves of the steps."""
+    """Return the policy of a name, and the point with what its system saves of the steps."""
     policy, _, saves = name.partition(", ")
     if not saves:
         return policy, point
@@ -93,13 +93,13 @@ def _shares(cached: CachedRuns, points: Sequence[Point], names: Sequence[str]) -
 
 
 def _leads(shares: Shares, rivals: Sequence[str], own: str = "patchedserve") -> list[float]:
-    """Of `own` over the best of some others, point by point."""
+    """Return the ratios of `own` to the best of some others, point by point."""
     ours, *others = (shares[name] for name in (own, *rivals))
     return [mine - max(rest) for mine, *rest in zip(ours, *others, strict=True)]
 
 
 def _cache_checks(found: Mapping[str, Shares], told: str = "") -> list[Check]:
-    """How far PatchedServe is ahead of NIRVANA and of Mixed-Cache without what each saves of its steps, and with it.
+    """Return the leads of PatchedServe over NIRVANA and Mixed-Cache, without what each saves of its steps and with it.
 
     In points and relative, which the paper's words leave open. `told` is what it says of the former.
     """
@@ -353,7 +353,7 @@ def figure_6(cached: CachedRuns) -> RemadeFigure:
 
 
 def figure_16(cached: CachedRuns) -> RemadeFigure:
-    """What batches of mixed sizes gain over a batch of each size, one after another."""
+    """Return the gain of batches of mixed sizes over a batch of each size, one after another."""
     gains = {}
     for model, label in MODELS.items():
         steps = _Steps.of(model)

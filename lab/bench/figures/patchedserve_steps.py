@@ -78,7 +78,7 @@ def figure_5(cached: CachedRuns) -> RemadeFigure:
 
 
 def _unchanged(family: Family, side: int, prompts: Sequence[str]) -> Shares:
-    """By block, of all patches of all steps. Those of the first step have changed."""
+    """Return shares by block, of all patches of all steps. Those of the first step have changed."""
     changes: dict[int, list[Tensor]] = {}
 
     def observe(index: int, change: Tensor, of_outputs: Tensor) -> None:

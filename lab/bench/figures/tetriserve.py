@@ -340,7 +340,7 @@ def _lead(cell: Cell, runs: Runs, fixed: Sequence[str] = FIXED) -> float:
 
 
 def _lead_interval(cell: Cell, runs: Runs) -> Interval:
-    """Over the fixed degree that is best on the mean, seed by seed."""
+    """Return ratios to the fixed degree that is best on the mean, seed by seed."""
     best = max(FIXED, key=lambda name: attainment(runs[cell.name, name]))
     pairs = zip(runs[cell.name, "tetriserve"], runs[cell.name, best], strict=True)
     return extremes([(mine.attainment or 0.0) - (other.attainment or 0.0) for mine, other in pairs], fmean)

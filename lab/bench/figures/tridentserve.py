@@ -49,7 +49,7 @@ READINGS: dict[str, Callable[[], TridentServe]] = {
         orchestration=Orchestration(by="requests", reading="completions"), paper_times=True
     ),
 }
-"""What the paper's text says literally, where `tridentserve` does something else."""
+"""Claims of the paper's text taken literally, where `tridentserve` does something else."""
 ONE_BY_ONE = "tridentserve-one-by-one"
 PIPELINES = {
     "sd3": ("tridentserve-sd3", "sd3medium_l20"),
@@ -240,7 +240,7 @@ def figure_15(cached: CachedRuns) -> RemadeFigure:
 def load_cell(
     cached: CachedRuns, pipeline: str, load: str, rate: float, scale: float = 1.0, minutes: int | None = None
 ) -> Cell:
-    """A load of a pipeline, at this rate per second, for as long as `MINUTES` say; deadlines times `scale`."""
+    """Return a load of a pipeline, at this rate per second, for as long as `MINUTES` say; deadlines times `scale`."""
     workload, _ = PIPELINES[pipeline]
     scaled = "" if scale == 1.0 else f",scale={scale:g}"
     return cached.cell(f"{workload},load={load},rate={rate:g},minutes={minutes or MINUTES[pipeline]}{scaled}")
@@ -248,7 +248,7 @@ def load_cell(
 
 @cache
 def document_of(table: str) -> Mapping[str, Any]:
-    """A shipped cost table with what it quotes of the paper."""
+    """Return a shipped cost table with what it quotes of the paper."""
     path = shipped_path(table)
     assert path is not None
     document: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
@@ -256,7 +256,9 @@ def document_of(table: str) -> Mapping[str, Any]:
 
 
 def rates_of(pipeline: str, load: str) -> tuple[float, ...]:
-    """The published rate per second, and one at which the best static baseline keeps about `NEAR`, if there is one."""
+    """Return the published rate per second, and one at which the best static baseline keeps about `NEAR`, if there is
+    one.
+    """
     document = document_of(PIPELINES[pipeline][1])
     published = document["published_rates"].get(load, document["published_rates"]["medium"])
     suggested = document["suggested_rates"].get(load, [])
@@ -265,13 +267,13 @@ def rates_of(pipeline: str, load: str) -> tuple[float, ...]:
 
 
 def mean_s(figures: Figures) -> float:
-    """The mean latency of what was served; that of a size of which a part was not is unknown, and left out."""
+    """Return the mean latency of what was served; that of a size of which a part was not is unknown, and left out."""
     served = [one for one in figures.by_size.values() if isfinite(one.mean_s)]
     return sum(one.mean_s * one.num_requests for one in served) / max(1, sum(one.num_requests for one in served))
 
 
 def _p95_s(figures: Figures) -> float:
-    """The latency that 95% of what was served does not exceed."""
+    """Return the latency that 95% of what was served does not exceed."""
     served = [one for one in figures.quantiles_s if isfinite(one)]
     return served[min(len(served) - 1, int(SLOWEST * len(served)))] if served else inf
 

@@ -55,7 +55,7 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What a run did with its requests and devices. Times are seconds from the first arrival.
+    """Result of a run for its requests and devices. Times are seconds from the first arrival.
 
     Attributes:
         eligible: the share of requests whose stages all fit on one device together, at some degree.
@@ -73,7 +73,7 @@ class Course:
     latencies_s: tuple[tuple[float, float], ...]
 
     def devices(self, kind: str, from_s: float, to_s: float) -> float:
-        """How many devices had a type, on average over a time."""
+        """Return the average number of devices of a type over a time."""
         times = [from_s, *(at_s for at_s, _ in self.placements if from_s < at_s < to_s), to_s]
         starts = [at_s for at_s, _ in self.placements]
         spans = pairwise(times)
@@ -81,7 +81,7 @@ class Course:
         return sum(span * num for span, num in held) / (to_s - from_s)
 
     def per_minute(self, from_s: float, to_s: float) -> float:
-        """How many requests were done, per minute of a time."""
+        """Return the number of requests done per minute of a time."""
         num = bisect_left(self.ends_s, to_s) - bisect_left(self.ends_s, from_s)
         return 60 * num / (to_s - from_s)
 
@@ -126,7 +126,7 @@ def _profile(request: Request, costs: TableCosts) -> ClassProfile:
 
 
 def _used(trace: Trace, costs: TableCosts) -> Counter[VirtualReplica]:
-    """How many requests ran on each virtual replica: by which stages had other devices than the steps."""
+    """Count the requests that ran on each virtual replica: by which stages had other devices than the steps."""
     held: dict[tuple[int, Role], set[int]] = {}
     of: dict[int, Ending] = {one.job_id: one for one in trace.endings if one.job_id is not None}
     for run in trace.runs:
@@ -203,7 +203,7 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
 
 
 def _shares_of_v2(cached: CachedRuns) -> Table:
-    """What each mix asks of V2: by what `tridentserve` divides devices, and by what the paper does."""
+    """Return what each mix asks of V2: by the division of `tridentserve`, and by that of the paper."""
     rows = []
     for load in document_of(PIPELINES["flux"][1])["mixes"]:
         cell = load_cell(cached, "flux", load, rates_of("flux", load)[0])
@@ -282,7 +282,7 @@ def figure_13(cached: CachedRuns) -> RemadeFigure:
 
 
 def _beside_a_change(cached: CachedRuns) -> Table:
-    """The 1024 px requests of FLUX that come within the downtime after a change of placement, and all others."""
+    """Return the 1024 px requests of FLUX that come within the downtime after a change of placement, and all others."""
     rate = rates_of("flux", "dynamic")[-1]
     cell = load_cell(cached, "flux", "dynamic", rate, minutes=WHOLE_MINUTES)
     rows = []
@@ -359,7 +359,7 @@ def tables(cached: CachedRuns) -> RemadeFigure:
 
 
 def _divisions(cell: Cell) -> tuple[dict[int, int], dict[Role, int]]:
-    """How many devices B2 gives each degree, and B5 each role, when it has seen all requests of a cell."""
+    """Count the devices that B2 gives each degree, and B5 each role, when it has seen all requests of a cell."""
     table = cell.costs()
     costs, seen, nodes = TableCosts(table), SeenRequests(), _nodes(table, cell.num_devices)
     for request in to_requests(cell.requests(0)):
@@ -382,7 +382,7 @@ def _pairs(theirs: Sequence[int], own: Sequence[int]) -> list[str]:
 
 
 def _moved(theirs: Sequence[int], own: Sequence[int]) -> float:
-    """The share of devices that are elsewhere. The paper's rows of table 7 do not all sum to the devices."""
+    """Return the share of devices that are elsewhere. The paper's rows of table 7 do not all sum to the devices."""
     return sum(max(0, other - one) for one, other in zip(theirs, own, strict=True)) / sum(own)
 
 

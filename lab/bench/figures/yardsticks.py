@@ -1,4 +1,4 @@
-"""How tight the bound on requests on time is, and how long it takes."""
+"""Yardsticks of the bound on requests on time: how tight it is, and how long it takes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Yardsticks:
         )
 
     def _bound(self, load: Sequence[Request], table: CostTable, devices: int) -> tuple[float, float]:
-        """The bound, and the seconds that it took."""
+        """Return the bound, and the seconds that it took."""
         start = time.perf_counter()
         found = on_time_bound(load, TableCosts(table), num_devices=devices, devices_per_node=table.devices_per_node)
         return found.value, time.perf_counter() - start

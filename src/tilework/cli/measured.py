@@ -1,4 +1,4 @@
-"""What the commands about costs share: sizes, the profile database, and the table of costs."""
+"""Shapes, the profile database and the table of costs, for the commands about costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilework.report.tables import percentile
 
 
 def open_profiles(path: Path | None) -> Profiles:
-    """The database at `path`, else at tilework/costs.sqlite in $XDG_CACHE_HOME, which is ~/.cache if not set."""
+    """Return the database at `path`, else at tilework/costs.sqlite in $XDG_CACHE_HOME, which is ~/.cache if not set."""
     if path is not None:
         return Profiles(path)
     return Profiles(cache_directory() / "costs.sqlite")
@@ -55,7 +55,7 @@ _UNKNOWN = "-"
 
 
 class Scaling:
-    """How much faster a group or a batch is than one device that makes outputs one by one, by rows of one table."""
+    """Speed-up of groups and batches over one device that makes outputs one by one, by rows of one table."""
 
     def __init__(self, rows: Sequence[CostRow]) -> None:
         self._alone_s = {
@@ -75,7 +75,7 @@ class Scaling:
 
 
 def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
-    """By pipeline, stage (in the order in which they first come), size, batch and degree."""
+    """Sort rows by pipeline, stage (in the order in which they first come), size, batch and degree."""
     ranks = {stage: rank for rank, stage in enumerate(dict.fromkeys(map(_stage, rows)))}
 
     def order(row: CostRow) -> tuple[object, ...]:
@@ -87,7 +87,7 @@ def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
 
 
 def batch_json(row: CostRow) -> int | list[str]:
-    """As in a cost table's file."""
+    """Return the batch of a row as a cost table's file has it."""
     return row.batch if isinstance(row.batch, int) else [str(shape) for shape in row.batch]
 
 
@@ -131,7 +131,7 @@ def print_costs(table: CostTable, title: str) -> None:
 
 
 def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
-    """A row with its speed-up and efficiency, for --json."""
+    """Return a row with its speed-up and efficiency, for --json."""
     return {
         "pipeline": row.pipeline,
         "stage": row.stage,

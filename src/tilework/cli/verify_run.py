@@ -46,7 +46,8 @@ class ExactPicture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a picture has the pixels whose hash it carries (`is_intact`), and whether the stock pipeline makes them.
+    """Result for one image: whether it has the pixels whose hash it carries (`is_intact`), and whether the stock
+    pipeline makes them.
 
     `differences` are what is otherwise here than where it was made, each with the value there and the one here.
     """
@@ -62,7 +63,7 @@ class Verdict:
 
 
 def exact_pictures(file: Path) -> list[ExactPicture]:
-    """The pictures of a PNG, or of a JSON file that holds the answer of a server.
+    """Return the pictures of a PNG, or of a JSON file that holds the answer of a server.
 
     Raises:
         UserError: it holds none that is exact, or cannot be read.
@@ -162,7 +163,7 @@ def _source(one: ExactPicture, model: str | None, how: ModelOptions) -> ModelSou
 
 
 def _given(one: ExactPicture, given: Mapping[str, list[Path]]) -> dict[str, tuple[Image, ...]]:
-    """The pictures that it was drawn from."""
+    """Return the pictures that it was drawn from."""
     wanted = one.metadata.provenance.settings.pictures
     found: dict[str, tuple[Image, ...]] = {}
     for name, digests in wanted.items():

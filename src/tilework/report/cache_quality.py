@@ -1,4 +1,4 @@
-"""What a cache saves and what it costs: numbers by setting, a curve, and pictures side by side."""
+"""Savings and costs of a cache: numbers by setting, a curve, images side by side, and their PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from PIL import Image
 from tilework.core.cache import CacheChoice
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.palette import NEUTRAL
-from tilework.report.similarity import psnr_db, ssim
 
 _HUES = {"patch": "#0B63CE", "image": "#B3541E", "fbcache": "#2E7D32", "taylorseer": "#7B3FA0"}
 _MOST_SHOWN = 4
@@ -132,7 +131,7 @@ def draw_cache_curve(path: Path | str, rows: Sequence[CacheQuality], *, title: s
 
 
 def _keys(kinds: Sequence[str], styles: Mapping[int, str]) -> list[Any]:
-    """What the colours and the styles of lines mean."""
+    """Explain the colours and the styles of lines."""
     from matplotlib.lines import Line2D
 
     return [
@@ -143,7 +142,7 @@ def _keys(kinds: Sequence[str], styles: Mapping[int, str]) -> list[Any]:
 
 
 def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality], styles: Mapping[int, str]) -> None:
-    """The points of a line are in the order of thresholds or intervals."""
+    """Draw a line whose points are in the order of thresholds or intervals."""
     for steps, style in styles.items():
         for kind, hue in _HUES.items():
             chosen = sorted((row for row in rows if (row.kind, row.steps) == (kind, steps)), key=lambda row: row.value)
@@ -153,3 +152,32 @@ def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality], styles: Map
         if field == "score":
             (plain,) = [row.score for row in rows if (row.kind, row.steps) == ("off", steps)]
             axes.axhline(plain, color=NEUTRAL, linestyle=style, linewidth=1)
+
+
+_PEAK = 255.0
+_WINDOW = 8
+_C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
+
+
+def psnr_db(picture: np.ndarray, reference: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of two pictures (rows, columns, 3) of 8 bits; infinite if they are equal."""
+    square = float(np.mean(np.square(picture.astype(np.float64) - reference.astype(np.float64))))
+    return 10 * math.log10(_PEAK**2 / square) if square else math.inf
+
+
+def ssim(picture: np.ndarray, reference: np.ndarray) -> float:
+    """Structural similarity of two pictures (rows, columns, 3) of 8 bits with sides of 8 px or more; 1 if equal.
+
+    Source: Wang et al. 2004, with its constants; the mean over channels and all windows of 8 x 8, which count evenly.
+    """
+    first, second = picture.astype(np.float64), reference.astype(np.float64)
+    mean, other = _means(first), _means(second)
+    variances = _means(first**2) - mean**2 + _means(second**2) - other**2
+    covariance = _means(first * second) - mean * other
+    likeness = (2 * mean * other + _C1) * (2 * covariance + _C2) / ((mean**2 + other**2 + _C1) * (variances + _C2))
+    return float(likeness.mean())
+
+
+def _means(values: np.ndarray) -> Any:
+    windows = np.lib.stride_tricks.sliding_window_view(values, (_WINDOW, _WINDOW), axis=(0, 1))
+    return windows.mean(axis=(-2, -1))

@@ -1,4 +1,4 @@
-"""What a timeline shows, from any source and for any file format. All seconds are on one clock."""
+"""Contents of a timeline, from any source and for any file format. All seconds are on one clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ChartRequest:
 
     @property
     def is_late(self) -> bool:
-        """Whether it was done, but after its deadline."""
+        """True if the request was done after its deadline."""
         return self.status == Status.DONE and self.on_time is False
 
 
@@ -108,7 +108,7 @@ class ChartLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartPlacement:
-    """From `at_s` on, until the next one, devices are for certain stages: `names` by device. `why` it changed."""
+    """Use of devices from `at_s` until the next one: `names` of stages by device. `why` says why it changed."""
 
     at_s: float
     names: Mapping[int, str]
@@ -130,7 +130,7 @@ class Chart:
     slots: frozenset[int] = frozenset()
 
     def new_uses(self) -> Iterator[tuple[ChartPlacement, dict[int, str]]]:
-        """Each placement, and what devices are for from then on, where that is new."""
+        """Yield each placement, and what devices are for from then on, where that is new."""
         before: Mapping[int, str] = {}
         for placement in self.placements:
             names = placement.names

@@ -30,7 +30,7 @@ class BadResult(ValueError):
 
 
 def read_result(path: Path | str) -> dict[str, Any]:
-    """The document of a `result.json`.
+    """Return the document of a `result.json`.
 
     Raises:
         BadResult: it is not one.
@@ -59,7 +59,7 @@ def comparison(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The options in which the two runs differ, but for the address: what the ratios may be due to."""
+    """Return the options in which the two runs differ, but for the address: what the ratios may be due to."""
     a, b = first["config"], second["config"]
     names = [name for name in dict.fromkeys([*a, *b]) if name not in IGNORED]
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}

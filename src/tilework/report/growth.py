@@ -1,4 +1,4 @@
-"""The share of requests on time over the number of devices, as a picture."""
+"""A chart of the share of requests on time over the number of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of latencies: how many pictures came within how long, by size, and how that went over the run."""
+"""A chart of latencies: how many images came within how long, by size, and over the run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilework.report.grid import show_grid
-from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, size_classes
+from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, show_grid, size_classes
 from tilework.report.tables import DONE, Served
 
 WIDTH_INCHES, HEIGHT_INCHES = 13.0, 5.2

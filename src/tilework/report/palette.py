@@ -1,9 +1,10 @@
-"""The colours of requests: the hue is that of the size, the shade distinguishes neighbours of the same size."""
+"""Colours of requests (hue by size, shades for neighbours of one size), and the grid behind plots."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 from tilework.core.request import Shape
 from tilework.formats.json_lines import RequestId
@@ -55,7 +56,7 @@ def request_colours(ids: Iterable[RequestId], shapes: Mapping[RequestId, Shape])
 
 
 def class_hues(shapes: Iterable[Shape]) -> dict[str, str]:
-    """The hue of each size class, smallest first."""
+    """Return the hue of each size class, smallest first."""
     names = list(dict.fromkeys(size_classes(shapes).values()))
     return dict(zip(names, HUES, strict=False))
 
@@ -77,3 +78,10 @@ def _landscape(shape: Shape) -> Shape:
 def _mix(hue: str, white: float) -> Rgb:
     red, green, blue = (int(hue[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return (red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white)
+
+
+def show_grid(axes: Any) -> None:
+    """Draw a pale grid behind the data, and no frame at the top and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#E3E3E3", linewidth=0.7)
+    axes.set_axisbelow(True)

@@ -50,7 +50,8 @@ class CurvePanel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarPanel:
-    """For each of `groups` a bar per policy; `marks` are the smallest and largest values behind each bar, if any.
+    """Panel with a bar per policy for each of `groups`; `marks` are the smallest and largest values behind each bar, if
+    any.
 
     `is_share`: they are shares of 1.
     """
@@ -126,7 +127,7 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
 
 
 def _style(index: int) -> dict[str, Any]:
-    """The first one is drawn over the others."""
+    """Return the first one is drawn over the others."""
     turn = index // len(COLOURS)
     return {
         "color": COLOURS[index % len(COLOURS)],

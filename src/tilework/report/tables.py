@@ -36,7 +36,7 @@ class Served(Protocol):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of `values` that at least `percent` per cent of them do not exceed (nearest rank).
+    """Return the smallest of `values` that at least `percent` per cent of them do not exceed (nearest rank).
 
     Always one of the values, never a mean of two; `percent` in (0, 100]. Raises ValueError if there is no value.
     """
@@ -49,7 +49,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def attainment(records: Sequence[Served]) -> float | None:
-    """On time / all with a deadline; a refused or failed request counts as a miss. None without deadlines."""
+    """Return the share on time of all with a deadline; refused and failed ones are misses. None without deadlines."""
     due = [record for record in records if record.slo_s is not None]
     return sum(_is_on_time(record) for record in due) / len(due) if due else None
 
@@ -65,7 +65,7 @@ def throughput_per_s(records: Sequence[Served]) -> float | None:
 
 
 def summary(records: Sequence[Served]) -> dict[str, Any]:
-    """All figures as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
+    """Return all figures as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
 
     `latency_s` is None without a picture, else {"mean", "p50", "p95", "p99"}; see `percentile`. Rates, also those of
     one size, are per second of the whole run, from its first arrival to its last picture: `throughput_per_s` and
@@ -132,7 +132,7 @@ def _figures(records: Sequence[Served]) -> dict[str, Any]:
 
 
 def _length_s(records: Sequence[Served]) -> float:
-    """From the first arrival to the last picture; 0 without a picture."""
+    """Return the time from the first arrival to the last image; 0 without an image."""
     ends_s = [r.arrival_s + r.latency_s for r in records if r.status == DONE and r.latency_s is not None]
     return max(ends_s) - min(record.arrival_s for record in records) if ends_s else 0.0
 
@@ -174,3 +174,8 @@ def _cells(figures: dict[str, Any]) -> list[str]:
 def _rate_cells(rates: dict[str, float | None]) -> list[str]:
     scales = {"throughput_per_s": 60, "goodput_per_s": 60, "megapixels_per_s": 1}
     return ["-" if (rate := rates[name]) is None else f"{scale * rate:.2f}" for name, scale in scales.items()]
+
+
+def counted_devices(number: int) -> str:
+    """ "1 device", "8 devices"."""
+    return "1 device" if number == 1 else f"{number} devices"

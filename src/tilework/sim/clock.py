@@ -31,7 +31,7 @@ class Clock:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the controller is paused."""
+        """True if the controller is paused."""
         return self.now_ns < self.resume_ns
 
     def pause_until(self, resume_ns: int, then: Callable[[], None]) -> None:

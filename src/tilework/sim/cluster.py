@@ -41,9 +41,7 @@ from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
-from tilework.sim.nodes.links import SimLinks
-from tilework.sim.nodes.nodes import SimNodes
-from tilework.sim.nodes.session import NodeSession
+from tilework.sim.nodes.nodes import NodeSession, SimLinks, SimNodes
 from tilework.sim.nodes.transfers import StateTransfers
 from tilework.sim.reports import CUT_OFF, report_of, serialize
 from tilework.sim.runs import LoadRun, Run, State
@@ -141,7 +139,7 @@ class Cluster:
         self._on_event(NodesSilent(nodes))
 
     def _draw_late(self) -> dict[int, float]:
-        """How much later than the server nodes come, in seconds."""
+        """Draw the delays of nodes behind the server, in seconds."""
         late = [node for node in range(1, self._layout.num_nodes) if self._injector.injects("late")]
         return {node: self._injector.magnitude("late") for node in late}
 
@@ -179,12 +177,12 @@ class Cluster:
         return {job_id: checkpoint for job_id, checkpoint in left.items() if checkpoint.blobs}
 
     def _remaining_checkpoint(self, job_id: int) -> Checkpoint:
-        """A job's latest checkpoint without lost blobs."""
+        """Return a job's latest checkpoint without lost blobs."""
         checkpoint = self._core.states.checkpoint(job_id)
         return checkpoint.among([blob for blob in checkpoint.blobs if self.nodes.has(blob)])
 
     def change_models(self, part: CostTable | None) -> None:
-        """The server serves another model by these costs, other LoRAs of one, or one less.
+        """Serve another model by these costs, other LoRAs of one, or one model less.
 
         Devices still know how long works for what has gone take: some may be on their way or run.
         """
@@ -212,7 +210,7 @@ class Cluster:
 
     @property
     def leftovers(self) -> str:
-        """What the driver still keeps after every job has ended, in words; empty if nothing."""
+        """Say in words what the driver still keeps after every job has ended; empty if nothing."""
         num_blobs = self.nodes.num_files, self.nodes.blobs.num_kept
         if self._core.is_idle and num_blobs == (0, 0):
             return ""
@@ -292,7 +290,7 @@ class Cluster:
             self._send((target,), partial(self.fleet.expect, transfer))
 
     def _move_times_ns(self, move: StateMove) -> dict[int, int]:
-        """How long a move takes to each target. The job's next work, which is not sent yet, begins at its position."""
+        """Return the time of a move to each target. The job's next work, not sent yet, begins at its position."""
         if not move.source:
             return dict.fromkeys(move.targets, 0)
         job = self._controller.tracker.jobs[move.job_id]
@@ -398,7 +396,7 @@ class Cluster:
         self._on_event(end_event(work, ending_of(report), report))
 
     def _num_refused(self, run: Run) -> int:
-        """The number of members left out of a run although no earlier work of theirs failed."""
+        """Return the number of members left out of a run although no earlier work of theirs failed."""
         if self._controller.tracker.awaited(run.work) is not None:
             return 0
         return len(run.left_out.keys() & self._core.members(run.work.work_id).keys())
@@ -447,20 +445,20 @@ class Cluster:
     # Workers.
 
     def _first_memory(self, device_id: int) -> Memory:
-        """What a device has when it starts: all components if they fit; a CPU slot has all."""
+        """Return the components of a device at its start: all if they fit; a CPU slot has all."""
         total_bytes = None if self._layout.kind(device_id) is DeviceKind.CPU else self._costs.table.memory_bytes
         memory = Memory(total_bytes)
         components = tuple(one for one in self._costs.all_components if one.digest not in self._gone)
         return Memory(total_bytes, components) if memory.can_hold(components) else memory
 
     def _join(self, device_id: int) -> None:
-        """A worker is up: the server learns of it from its node."""
+        """Let the server learn from a node that a worker is up."""
         node, memory = self._layout.node(device_id), self.fleet.memory(device_id)
         self.nodes.begin(node)
         self.nodes.to_server(self.nodes.session(node), partial(self._joined, device_id, memory))
 
     def _joined(self, device_id: int, memory: Memory) -> None:
-        """The server tells a worker what has come and gone while it began; weights that have come it must load."""
+        """Tell a worker what has come and gone while it began; it must load weights that have come."""
         node, kind = self._layout.node(device_id), self._layout.kind(device_id)
         if kind is DeviceKind.CPU:
             memory = self._first_memory(device_id)
@@ -471,7 +469,7 @@ class Cluster:
         self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes, read))
 
     def _on_dead(self, device_id: int, why: str) -> Callable[[], None]:
-        """A worker is dead: returns what its node tells the server when it notices."""
+        """Let a worker die; return what its node tells the server when it notices."""
         session = self.nodes.session(self._layout.node(device_id))
         return partial(self.nodes.to_server, session, partial(self._lose, device_id, why))
 
@@ -483,7 +481,7 @@ class Cluster:
         self._apply(self._core.on_device_lost(device_id, why))
 
     def _on_node_dead(self, node: int, devices: Group, why: str) -> Callable[[], None]:
-        """A node is dead, and its states are gone: returns what the server does when it notices."""
+        """Let a node die with its states; return what the server does when it notices."""
         session = self.nodes.session(node)
         self.nodes.end(session)
         return partial(self._lose_node, session, devices, why)
@@ -498,13 +496,13 @@ class Cluster:
         self.nodes.cut(session, length_ns, partial(self._lose_node, session, devices, "it said nothing"), on_back)
 
     def _lose_node(self, session: NodeSession, devices: Group, why: str) -> None:
-        """The server gives a node up, unless it has done so before."""
+        """Give a node up, unless the server has done so before."""
         gone = self.nodes.lose(session)
         if gone is not None:
             self._apply(self._core.on_node_lost(session.node, devices, gone, why))
 
     def _leave(self, node: int, devices: Group) -> None:
-        """A node is about to leave: it tells the server."""
+        """Let a node that is about to leave tell the server."""
         session = self.nodes.session(node)
         self.nodes.to_server(session, partial(self._cordon, session, devices))
 
@@ -513,7 +511,7 @@ class Cluster:
         self._on_event(NodeCordoned(session.node, devices, "it was asked to leave"))
 
     def _lets_go(self, node: int, devices: Group) -> bool:
-        """Whether a leaving node may go: its devices have no works, and others have fetched what only it has."""
+        """Return whether a leaving node may go: its devices have no works, and others have fetched what only it has."""
         session = self.nodes.session(node)
         if session.has_ended or session.is_given_up:
             return True

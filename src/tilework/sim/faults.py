@@ -242,7 +242,7 @@ class FaultInjector:
         self._randoms = {name: Random(f"{seed}/{name}") for name in faults.by_name}
 
     def injects(self, name: str) -> bool:
-        """Whether the fault happens now; never if it is off."""
+        """Draw whether the fault happens now; never if it is off."""
         fault = self.faults.by_name.get(name)
         if fault is None or self._randoms[name].random() >= fault.probability:
             return False
@@ -250,9 +250,9 @@ class FaultInjector:
         return True
 
     def fraction(self, name: str) -> float:
-        """A random number in [0, 1): for example where in a work the fault happens."""
+        """Return a random number in [0, 1): for example where in a work the fault happens."""
         return self._randoms[name].random()
 
     def magnitude(self, name: str) -> float:
-        """A random size of the fault: half to one and a half times its configured size."""
+        """Return a random size of the fault: half to one and a half times its configured size."""
         return self.faults.size(name) * (0.5 + self.fraction(name))

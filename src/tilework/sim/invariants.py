@@ -56,8 +56,7 @@ from tilework.policy.registry import downtime_ns, may_fail
 from tilework.sim.faults import Faults
 from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Ending, Trace
-from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, require
+from tilework.sim.trace import Ending, Trace, Violation, check_image, check_no_overlap, require
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
@@ -69,7 +68,7 @@ _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
 _STATE_FAULTS = LATE_FAULTS | {"checkpoint", "node", "fetch", "restart", "replay"}
 
 _StageKey = tuple[str, str, int]
-"""What the memory of a work depends on, beside its size: pipeline, name of the stage, how many LoRAs."""
+"""Key of a work's memory beside its size: pipeline, name of the stage, number of LoRAs."""
 
 
 class Invariants:
@@ -237,7 +236,7 @@ class Invariants:
                 del self._too_large[one]
 
     def _end_loads(self, work: Work) -> None:
-        """What a work has used is loaded, also if the message that says so was lost."""
+        """Note that the components of a work are loaded, also if the message that says so was lost."""
         used = {one.digest for one in self._costs.components(work.stage)}
         for device_id in self._up.keys() & set(work.devices):
             loads = self._ahead[device_id]
@@ -347,7 +346,7 @@ class Invariants:
         require(not cordoned, f"{what} on the cordoned devices {cordoned}")
 
     def _check_pool(self, work: Work) -> None:
-        """A work runs on accelerators that serve its pipeline, all of one pool."""
+        """Check that a work runs on accelerators that serve its pipeline, all of one pool."""
         pools, numbers = self._costs.pools, set[int]()
         for device_id in work.devices if work.stage.kind is DeviceKind.ACCELERATOR else ():
             is_served = pools.serves(device_id, work.stage.pipeline)
@@ -358,7 +357,7 @@ class Invariants:
         require(len(numbers) <= 1, f"the group {work.devices} of work {work.work_id} spans pools")
 
     def _change_components(self, action: LoadComponents | DropComponents) -> None:
-        """A device that is up never holds more components than it has memory for, and drops only what it has."""
+        """Check that a device that is up holds no more components than fit its memory, and drops only what it has."""
         device_id, named = action.device_id, set(action.components)
         require(device_id in self._up, f"components of device {device_id} change, which is down")
         self._check_open((device_id,), "components change")
@@ -374,14 +373,14 @@ class Invariants:
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
 
     def _check_what_is_left(self) -> None:
-        """After a change of models no device keeps weights that nothing needs any more, unless it is about to leave."""
+        """Check that no device keeps unneeded weights after a change of models, unless it is about to leave."""
         known = {component.digest for component in self._costs.all_components}
         for device_id in self._up.keys() - self._cordoned:
             left = self._weights[device_id] - known
             require(not left, f"device {device_id} keeps {left}, which nothing needs any more")
 
     def _begin_read(self, read: ReadComponents) -> None:
-        """A host reads ahead of need once at a time, and nothing that a device of its node has."""
+        """Check that a host reads ahead once at a time, and nothing that a device of its node has."""
         require(read.node not in self._reading, f"node {read.node} reads {read.components}, and reads already")
         self._reading[read.node] = read.read_id
         require(bool(read.components), f"node {read.node} is to read nothing")
@@ -391,7 +390,7 @@ class Invariants:
             require(not twice, f"node {read.node} reads {twice}, which device {device_id} has")
 
     def _check_loads(self, actions: Iterable[Action]) -> None:
-        """A load ahead of need is for a device without works or such a load; others are for a work that comes next."""
+        """Check that a load ahead is for a device without works or such loads, others for a work that comes next."""
         awaited: set[int] = set()
         for action in actions:
             match action:
@@ -414,7 +413,7 @@ class Invariants:
             begun |= {one.load_id: set(one.components) for one in ahead if one.device_id == device_id}
 
     def _check_loras(self, work: Work) -> None:
-        """A work computes with the LoRAs of each of its members that change the stage, all where these are."""
+        """Check that a work computes with the LoRAs of its members that change the stage, all where these are."""
         known = self._costs.table.loras.get(work.stage.pipeline, {})
         components = set(work.stage.spec.components)
         members = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
@@ -428,7 +427,7 @@ class Invariants:
         require(not work.stage.loras or len(shapes) == 1, f"{work.stage} runs for several sizes, {shapes}")
 
     def _check_components(self, work: Work) -> None:
-        """A work runs only where its components are, and its activations fit beside all that is there."""
+        """Check that a work runs only where its components are and its activations fit beside all that is there."""
         needed = {component.digest for component in self._costs.components(work.stage)}
         requests = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
         beside = 0 if work.sliced else self._costs.activation_bytes(work.stage, requests, len(work.devices))
@@ -440,7 +439,7 @@ class Invariants:
             require(fits, f"work {work.work_id} of {work.stage} needs {beside} bytes beside {total}, and {limit} fit")
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
-        """A sliceable work that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.
+        """Check that a sliceable work out of memory is not tried whole again for FORGET_NS, unless reports may be late.
 
         That of an exact request is tried whole until the request fails.
         """
@@ -456,7 +455,7 @@ class Invariants:
             require(not known, f"a whole {work.stage} of {pixels} pixels begins, though {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
-        """A device has a bounded number of works ahead, and keeps states of a bounded number of jobs."""
+        """Check that a device has a bounded number of works ahead, and states of a bounded number of jobs."""
         for device_id in work.devices:
             device = self._simulation.controller.tracker.device(device_id)
             require(device is not None, f"device {device_id} is up but unknown to the controller")
@@ -495,7 +494,7 @@ class Invariants:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether works take exactly the predicted time, so that every promise can be kept."""
+        """True if works take exactly the predicted time, so that every promise can be kept."""
         config = self._simulation.config
         if any(row.skipped_std for row in self._costs.table.rows):
             return False
@@ -520,7 +519,7 @@ class Invariants:
         self._check_leftovers()
 
     def _check_promise(self, ending: Ending) -> None:
-        """An accepted promise is kept, unless its client cancels it, or the policy may fail what it has accepted."""
+        """Check that accepted promises are kept, unless the client cancels or the policy may fail what it accepted."""
         status, deadline_ns = ending.status, ending.request.deadline_ns
         if status is Status.CANCELLED or (status is Status.FAILED and may_fail(self._config.policy)):
             return
@@ -554,13 +553,13 @@ class Invariants:
                 require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s; it may wait {bound_s:.1f} s")
 
     def _delays_ns(self) -> int:
-        """The time that late messages, a wrong clock and replays may have cost."""
+        """Return the time that late messages, a wrong clock and replays may have cost."""
         names = [name for name in ("delayed", "reordered", "skew", "replay") if name in self._faults]
         counts = self._simulation.fault_counts
         return round(sum(2 * counts[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
     def _takes_alone_ns(self, request: Request) -> int:
-        """What it takes on one device, if others push its weights out before each step."""
+        """Return the time on one device if others push its weights out before each step."""
         start = self._costs.start(request)
         loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces)
         return demand_at(request, start, 1, self._costs).run_ns + loads_ns

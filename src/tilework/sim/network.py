@@ -32,7 +32,7 @@ class Network:
 
     @property
     def is_instant(self) -> bool:
-        """Whether a message sent now is delivered before anything else happens."""
+        """True if a message sent now is delivered before anything else happens."""
         return self.is_reliable and not self._clock.is_paused
 
     def cut(self, node: int, until_ns: int) -> bool:
@@ -71,7 +71,7 @@ class Network:
                 self._clock.at(at_ns, deliver)
 
     def _arrivals_ns(self, link: Link) -> list[int]:
-        """The times at which a message arrives; two if it is doubled."""
+        """Return the times at which a message arrives; two if it is doubled."""
         injector, now_ns = self._injector, self._clock.now_ns
         at_ns = max(now_ns, self._free_ns.get(link, 0), self._cut_until_ns.get(self._node(link[1]), 0))
         if injector.injects("delayed"):

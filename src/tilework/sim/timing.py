@@ -1,4 +1,4 @@
-"""How long works take on simulated devices, and how they end."""
+"""Durations of works on simulated devices, and how they end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TimingModel(Protocol):
     """Decides how long works take and how they end."""
 
     def dispatch_ns(self, work: Work) -> int:
-        """The time between the command to begin and the begin of the work's run."""
+        """Return the time between the command to begin and the begin of the work's run."""
 
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
         """Duration, steps and end of a work that begins now."""
 
     def load_ns(self, num_bytes: int, source: LoadSource) -> int:
-        """The duration of a load, or of a read from the disk by a host."""
+        """Return the duration of a load, or of a read from the disk by a host."""
 
 
 class TableTimingModel:
@@ -94,7 +94,7 @@ class TableTimingModel:
         return duration_ns, work.num_steps, RunEnd.DONE
 
     def _drawn(self, work: Work, requests: Sequence[Request]) -> float:
-        """How much longer steps with a cache take with what is drawn for these requests than in the mean."""
+        """Return how much longer than in the mean steps with a cache take, by what is drawn for these requests."""
         stage, degree = work.stage, len(work.devices)
         saving = self._costs.saving(stage, [one.shape for one in requests], degree)
         if saving is None or not saving.skipped_std:
@@ -117,10 +117,10 @@ class TableTimingModel:
         return round(fraction * duration_ns), steps, end
 
     def fits(self, work: Work, requests: Sequence[Request]) -> bool:
-        """Whether the devices have enough memory for a work. Its need grows with its pixels, and its devices share it.
+        """Return whether the devices have enough memory for a work.
 
-        The memory of a device is a share of what the largest request so far needs alone. Stages that have no steps and
-        cannot be sliced always fit.
+        Its need grows with its pixels, and its devices share it. The memory of a device is a share of what the largest
+        request so far needs alone. Stages that have no steps and cannot be sliced always fit.
         """
         if not self._is_small or not (work.stage.has_steps or work.stage.spec.sliceable):
             return True

@@ -60,12 +60,12 @@ class Workers:
         self._epoch = 0
 
     def unless_dead(self, device_id: int, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that does nothing if the device's current worker has died by then."""
+        """Return a call that does nothing if the device's current worker has died by then."""
         incarnation = self._incarnations[device_id]
         return lambda: call() if self._fleet.is_up(device_id) and self._incarnations[device_id] == incarnation else None
 
     def unless_restarted(self, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that does nothing if the server has been restarted by then."""
+        """Return a call that does nothing if the server has been restarted by then."""
         epoch = self._epoch
         return lambda: call() if epoch == self._epoch else None
 
@@ -183,7 +183,7 @@ class Workers:
         self._on_joined(device_id)
 
     def _left(self) -> Collection[int]:
-        """The devices that are up or will be; none if that is so of those of some kind."""
+        """Return the devices that are up or will be; none if that is so of those of some kind."""
         left = [one for one in self._incarnations if one in self._starting or self._fleet.is_up(one)]
         return left if set(map(self._layout.kind, left)) == set(map(self._layout.kind, self._incarnations)) else ()
 

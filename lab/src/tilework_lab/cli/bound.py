@@ -1,4 +1,4 @@
-"""`tilework bound`: how many requests of a workload could be on time at most."""
+"""`tilework bound`: computes how many requests of a workload could be on time at most."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
 from tilework.formats.trace import read_requests
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
 from tilework.sim.workloads.requests import to_requests
 from tilework_lab.optimum.bound import Bound, on_time_bound
 

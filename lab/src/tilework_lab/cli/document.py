@@ -19,7 +19,7 @@ from tilework_lab.compare.summary import FIGURES, CellSummary, Estimate, PolicyS
 
 
 def document_of(cells: Sequence[CellSummary], conditions: Conditions, num_processes: int) -> dict[str, Any]:
-    """The whole comparison; lab/docs/compare.md lists the fields. An infinite or unknown value is null."""
+    """Return the whole comparison; lab/docs/compare.md lists the fields. An infinite or unknown value is null."""
     return {
         **_head(conditions, num_processes),
         "cells": [_cell_document(cell) for cell in cells],
@@ -40,7 +40,7 @@ def _head(conditions: Conditions, num_processes: int) -> dict[str, Any]:
 def promises_document(
     cells: Sequence[PromiseCell], asking: float, conditions: Conditions, num_processes: int
 ) -> dict[str, Any]:
-    """The whole comparison of `--promises`; `asking` is the share that asks."""
+    """Return the whole comparison of `--promises`; `asking` is the share that asks."""
     return {
         **_head(conditions, num_processes),
         "promises": asking,
@@ -93,7 +93,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
 
 
 def _setting(cell: Cell) -> dict[str, Any]:
-    """What a cell is."""
+    """Return the parts of a cell as JSON."""
     return {
         "name": cell.name,
         "section": cell.section,

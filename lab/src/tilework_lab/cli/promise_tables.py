@@ -1,4 +1,4 @@
-"""The tables of `tilework compare --promises`: of each cell and of all."""
+"""The tables of `tilework compare --promises`: one per cell and one of all cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilework.cli.console import out
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
 from tilework.server.text import counted
 from tilework_lab.cli.tables import percent
 from tilework_lab.compare.promises import PromiseCell, PromiseCounts, PromiseOverall, promise_overall, total

@@ -1,4 +1,4 @@
-"""The tables of `tilework compare`: of each cell and of all."""
+"""The tables of `tilework compare`: one per cell and one of all cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilework.cli.console import out
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
 from tilework_lab.compare.overall import Overall, bound_overall, overall_of
 from tilework_lab.compare.runs import Conditions
 from tilework_lab.compare.summary import CellSummary, Estimate, PolicySummary
@@ -138,7 +138,7 @@ def _print_overall(cells: Sequence[CellSummary]) -> None:
 
 
 def _tops(lines: Sequence[Overall]) -> dict[str, float | None]:
-    """The best value of each column."""
+    """Return the best value of each column."""
     return {
         "attainment": max((one.attainment.mean for one in lines if one.attainment), default=None),
         "of_bound": max((one.of_bound.mean for one in lines if one.of_bound), default=None),

@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from tilework.sim.workloads.cells import BadCell, Cell
-from tilework.sim.workloads.coserving import CoServing
 from tilework.sim.workloads.family import Family, costs_of
-from tilework.sim.workloads.heavy_tail import HeavyTail
-from tilework.sim.workloads.load import device_seconds
+from tilework.sim.workloads.requests import device_seconds
+from tilework.sim.workloads.synthetic import CoServing, HeavyTail
 from tilework_lab.workloads.ddit import DDiT
 from tilework_lab.workloads.patchedserve import SIDES, PatchedServe, PatchedServeSd3, PatchedServeSdxl
 from tilework_lab.workloads.promises import Promises
@@ -198,7 +197,7 @@ GRIDS = {
     "patchedserve-grid": Grid(patchedserve_grid, BATCHING),
     "promises-grid": Grid(promises_grid, POLICIES),
 }
-"""By the names that `tilework compare --workload` knows."""
+"""Grids by the names that `tilework compare --workload` knows."""
 
 
 def chosen(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:

@@ -63,7 +63,7 @@ def _overall(policy: str, cells: Sequence[CellSummary]) -> Overall:
 
 
 def bound_overall(cells: Sequence[CellSummary]) -> Estimate | None:
-    """The mean of the bounds of all cells with deadlines."""
+    """Return the mean of the bounds of all cells with deadlines."""
     bounds = [cell.bound for cell in cells if cell.num_due]
     return _across([one for one in bounds if one is not None]) if bounds and all(bounds) else None
 
@@ -83,7 +83,7 @@ def _over_cells(cells: Sequence[CellSummary], policy: str, name: str) -> Estimat
 
 
 def _across(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean over cells of each seed; cells of one seed only (a file) count in every seed."""
+    """Return the mean over cells of each seed; cells of one seed only (a file) count in every seed."""
     num_seeds = max(len(one.values) for one in estimates)
     return estimate(
         [fmean(one.values[min(seed, len(one.values) - 1)] for one in estimates) for seed in range(num_seeds)]

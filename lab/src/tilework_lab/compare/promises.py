@@ -1,4 +1,4 @@
-"""What promises cost: the same requests as best effort, and with some of them asked as promises."""
+"""Costs of promises: the same requests as best effort, and with some of them asked as promises."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PromiseCounts:
 
     @property
     def ratio(self) -> float | None:
-        """On time with promises over on time as best effort; None if nothing is on time as best effort."""
+        """Ratio of on time with promises to on time as best effort; None if nothing is on time as best effort."""
         return self.after / self.before if self.before else None
 
 
@@ -82,7 +82,7 @@ T = TypeVar("T", PromiseCounts, EtaFigures)
 
 
 def counts_of(before: PromiseFigures, after: PromiseFigures) -> PromiseCounts:
-    """The counts of two runs of the same requests, in the first of which none asks."""
+    """Return the counts of two runs of the same requests, in the first of which none asks."""
     assert not before.asked
     assert before.num_due == after.num_due
     asked, accepted = set(after.asked), set(after.accepted)
@@ -105,7 +105,7 @@ def counts_of(before: PromiseFigures, after: PromiseFigures) -> PromiseCounts:
 
 
 def total(counts: Iterable[PromiseCounts]) -> PromiseCounts:
-    """The sum of counts."""
+    """Return the sum of counts."""
     return reduce(_plus, counts, PromiseCounts())
 
 

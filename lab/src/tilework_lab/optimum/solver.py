@@ -1,4 +1,4 @@
-"""HiGHS behind a small door: linear programs, with whole numbers or without."""
+"""HiGHS behind a small interface: linear programs, with whole numbers or without. It prints nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tilework_lab.optimum.highs import silent_solver
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +32,8 @@ class Program:
     values: Floats
 
     def bound(self, prices: Floats) -> float:
-        """At least the optimum, whatever the prices of the rows are, as long as none is below 0 (weak duality).
+        """Return a bound that is at least the optimum for any prices of the rows, as long as none is below 0 (weak
+        duality).
 
         What a solver calls optimal is so up to its tolerances; this holds up to the rounding of a sum. At the optimal
         prices it is the optimum.
@@ -135,7 +134,7 @@ def _run(program: Program, options: Mapping[str, float], whole: Ints | None = No
 
 
 def _model(program: Program, whole: Ints | None) -> Any:
-    """The program as a minimisation, row by row."""
+    """Return the program as a minimisation, row by row."""
     import highspy
 
     order = np.lexsort((program.columns, program.rows))
@@ -156,3 +155,22 @@ def _model(program: Program, whole: Ints | None) -> Any:
             types[column] = highspy.HighsVarType.kInteger
         model.integrality_ = types
     return model
+
+
+def silent_solver(options: Mapping[str, float]) -> Any:
+    """Return a solver with these options, on one thread and without a limit of time: the same program, the same
+    solution.
+    """
+    import highspy  # Not above: each start of `tilework` imports the commands, and few of them solve.
+
+    class Silent(highspy.Highs):  # type: ignore[misc, name-defined, unused-ignore]
+        """Highs prints what it is as soon as it is made: when its callbacks are enabled, before any option is set."""
+
+        def enableCallbacks(self) -> None:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()  # type: ignore[no-untyped-call, unused-ignore]
+
+    solver = Silent()  # type: ignore[no-untyped-call, unused-ignore]
+    for option, value in ({"output_flag": False, "threads": 1, "random_seed": 0} | dict(options)).items():
+        solver.setOptionValue(option, value)
+    return solver

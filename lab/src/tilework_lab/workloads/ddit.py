@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.request import Shape
 from tilework.core.shares import dealt
-from tilework.sim.workloads.family import Item, RatedFamily, steps_of, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, parameter, steps_of, stream, table_of
 
 SHAPES = (Shape(144, 256, 51), Shape(240, 426, 51), Shape(360, 640, 51))
 MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "4:1:1", "1:4:1", "1:1:4", "2:2:1", "2:1:2", "1:2:2")

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, numbered, request_of, scaled, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Family, numbered, parameter, request_of, scaled, stream, table_of
 from tilework_lab.workloads.tetriserve import SIDES, square
 
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns, useful_degrees
-from tilework.sim.workloads.family import Item, costs_of, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, costs_of, parameter, stream
 from tilework_lab.workloads.tetriserve import TetriServe
 
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.request import Shape
 from tilework.core.shares import dealt
-from tilework.sim.workloads.family import Item, RatedFamily, steps_of, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, parameter, steps_of, stream, table_of
 
 SIDES = {"low": 512, "medium": 768, "high": 1024}
 

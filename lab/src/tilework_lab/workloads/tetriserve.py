@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.request import Shape
 from tilework.core.shares import dealt, skewed
-from tilework.sim.workloads.family import Item, RatedFamily, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, parameter, stream, table_of
 
 SIDES = (256, 512, 1024, 2048)
 PIPELINE = "flux.1-dev"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilework.sim.workloads.family import parameter
 from tilework.sim.workloads.mixes import TableMixes
-from tilework.sim.workloads.parameters import parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

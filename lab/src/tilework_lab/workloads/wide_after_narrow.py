@@ -8,8 +8,7 @@ from typing import ClassVar
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, costs_of, numbered, request_of, scaled, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Family, costs_of, numbered, parameter, request_of, scaled, stream
 from tilework_lab.workloads.tetriserve import square
 
 WIDEST = 8

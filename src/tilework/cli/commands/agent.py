@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tilework.cli.agents.user_token import user_token
 from tilework.cli.console import UserError, console, require_serve_extra, user_errors
-from tilework.cli.nodes import told_token
+from tilework.cli.nodes import told_token, user_token
 from tilework.cli.options.common import examples
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName, ServerLog
 from tilework.cli.options.nodes import parse_address

@@ -107,7 +107,9 @@ def list_(profiles: ProfilesFile = None, json: AsJson = False) -> None:
 
 
 def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTable:
-    """The table of this name or file, else the best that was measured of a model, under its latest circumstances."""
+    """Return the table of this name or file, else the best that was measured of a model, under its latest
+    circumstances.
+    """
     if place is not None:
         if model is not None:
             raise UserError("give a table or --model, not both")
@@ -125,12 +127,12 @@ def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTa
 
 
 def _names(entry: Profile) -> tuple[str, ...]:
-    """What a user may call the model of a profile: its identity with or without the digest."""
+    """Return the names of a profile's model: its identity with and without the digest."""
     return entry.key.model, entry.key.name
 
 
 def _predict(table: CostTable, shape: Shape) -> tuple[list[CostRow], list[str]]:
-    """What single requests of this shape cost by the table, and how each figure is known."""
+    """Return what single requests of this shape cost by the table, and how each figure is known."""
     costs = TableCosts(table)
     rows, origins = [], {}
     known = {table.graph(row.pipeline).stage(row.stage) for row in table.rows}

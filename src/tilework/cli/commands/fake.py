@@ -77,7 +77,7 @@ def command(
 
 
 def _in_memory(model: str) -> Path:
-    """The folder for a model in shared memory. Raises UserError if another user has made it first."""
+    """Return the folder for a model in shared memory. Raises UserError if another user has made it first."""
     try:
         return make_own_folder(_MEMORY / f"tilework-{model}")
     except (NotOwn, OSError) as error:

@@ -1,4 +1,4 @@
-"""`tilework generate`: one picture or video, without a server."""
+"""`tilework generate`: draws one image or video without a server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilework.cli.console import UserError, out, print_json, progress, require_serve_extra
-from tilework.cli.devices import found_devices
-from tilework.cli.models import check_setup, checked_spec, loaded_family, model_source, options_of
-from tilework.cli.options.common import Adapter, AsJson, examples
+from tilework.cli.devices import check_setup, found_devices
+from tilework.cli.models import checked_spec, loaded_family, model_source, options_of
+from tilework.cli.options.common import Adapter, AsJson, SetupGroup, examples
 from tilework.cli.options.groups import grouped
-from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
 

@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tilework.cli.cells import Devices, checked_collectives
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
-from tilework.cli.devices import FoundDevices, found_devices
-from tilework.cli.kept import follow, is_kept
+from tilework.cli.devices import Devices, FoundDevices, checked_collectives, found_devices
 from tilework.cli.models import ModelOptions, model_source, options_of, usual_source
-from tilework.cli.nodes import NodesWanted, nodes_wanted
+from tilework.cli.nodes import NodesWanted, follow, is_kept, nodes_wanted
 from tilework.cli.options import serve as options
-from tilework.cli.options.common import examples
+from tilework.cli.options.common import SetupGroup, examples
 from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, server_settings
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.nodes import NodeGroup
-from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
 
 if TYPE_CHECKING:
-    from tilework.cli.workers import Workers
+    from tilework.cli.serving import Workers
 
 EXAMPLE = examples(
     "tilework serve",
@@ -169,7 +166,7 @@ def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
 
 
 def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
-    """The devices of all nodes; None while it is not known how many a cluster has."""
+    """Return the devices of all nodes; None while it is not known how many a cluster has."""
     if nodes is None:
         return devices.num_devices
     return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
@@ -182,8 +179,9 @@ def _prepared(
     models: Sequence[str] | None,
     file: Path | None,
 ) -> ServerLog:
-    """The log. Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is
-    missing.
+    """Return the log.
+
+    Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is missing.
     """
     _check_simulated(ctx, backend)
     if models and file is not None:
@@ -200,7 +198,7 @@ def _prepared(
 def _workers(
     devices: Devices, nodes: NodesWanted | None, where: options.DeviceGroup, sources: tuple[Source, ...]
 ) -> Workers:
-    from tilework.cli.workers import Workers
+    from tilework.cli.serving import Workers
     from tilework.runtime.local_config import LocalConfig
 
     each = LocalConfig(
@@ -217,8 +215,10 @@ def _workers(
 
 
 def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:
-    """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
-    a file of models. Raises UserError."""
+    """Return the table of a name or file, if given; check the policy, and the devices of a file of models.
+
+    Raises UserError.
+    """
     _check_devices(models, when.policy, num_workers)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         check_live(when.policy)
@@ -260,7 +260,7 @@ def _sources(
 
 
 def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual: ModelOptions) -> tuple[Source, ...]:
-    """The models that are named, or those of a file, whose own options count."""
+    """Return the models that are named, or those of a file, whose own options count."""
     from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
@@ -293,7 +293,7 @@ def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual:
 
 
 def _of_own_names(sources: Sequence[ModelSource]) -> tuple[ModelSource, ...]:
-    """These models, if no two have one name. Raises UserError."""
+    """Return these models. Raises UserError if two have the same name."""
     from tilework.pipelines.model_index import name_of
 
     paths = dict[str, str]()

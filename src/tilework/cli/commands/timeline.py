@@ -1,4 +1,4 @@
-"""`tilework timeline`: pictures of what ran where and when."""
+"""`tilework timeline`: draws what ran where and when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilework.formats.json_lines import BadLine
 from tilework.formats.schedule import read_schedule
 from tilework.formats.trace import read_requests
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
 
 EXAMPLE = examples(
     "tilework timeline events.jsonl --out run.html --out run.png",
@@ -64,7 +64,7 @@ def command(
 
 
 def _read(file: Path, requests: Path | None, quiet: bool) -> tuple[Chart, str]:
-    """The chart of a file, and what to call it."""
+    """Return the chart of a file, and what to call it."""
     with user_errors(OSError):
         from_log = is_log(file)
     if from_log:

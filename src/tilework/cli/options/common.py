@@ -1,9 +1,11 @@
-"""Options that several commands have, and how examples are written below a command's help."""
+"""Options that several commands have, amounts of memory as text, and examples below a command's help."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -87,6 +89,42 @@ Processes = Annotated[int | None, typer.Option(min=1, help="Processes to use; de
 
 
 def examples(*commands: str) -> str:
-    """The end of a command's help: one example per line, kept as written (that is what \\b asks for)."""
+    """Return the end of a command's help: one example per line, kept as written (that is what \\b asks for)."""
     lines = [line for command in commands for line in command.split("\n")]
     return "\b\n" + "\n".join(["Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in lines)])
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "800MB" (powers of 1000), "2GiB" (powers of 1024) and the like.
+
+    Raises:
+        typer.BadParameter: it is not such a text, or less than a mebibyte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory; write one with its unit, as in 800MB or 2GiB")
+    num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    if num_bytes < 1 << 20:
+        raise typer.BadParameter(f"{text!r} is less than a mebibyte; give at least 1MiB")
+    return num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupGroup:
+    """Options of a model's device, its numbers, and the place of its weights."""
+
+    heading: ClassVar[str] = "Setup"
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    quantize: Quantize = None
+    offload: Offload = "none"
+    attention: Attention = "native"
+    compiles: Compile = False
+    cuda_graphs: CudaGraphs = False
+    copy_stream: CopyStream = False
+    vae_tiling: VaeTiling = False

@@ -50,7 +50,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _under(heading: str, hint: Any) -> Any:
-    """The same option, below a heading of the help."""
+    """Return the same option, below a heading of the help."""
     kind, option = get_args(hint)
     option = copy(option)
     option.rich_help_panel = heading

@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads
+from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads, parse_bytes
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName
-from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
 from tilework.pipelines.fits.beside import Beside
@@ -23,7 +22,7 @@ STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 
 class Backend(StrEnum):
-    """What the workers do with a request: run a model, or take as long as a cost table says."""
+    """Work of the workers for a request: run a model, or take as long as a cost table says."""
 
     DIFFUSERS = "diffusers"
     MODELLED = "modelled"
@@ -92,7 +91,7 @@ WeightsMemory = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGroup:
-    """How models run."""
+    """Options of how models run."""
 
     heading: ClassVar[str] = "Models"
     models_file: Annotated[
@@ -136,7 +135,7 @@ class ModelGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """What models run on, here or on each node."""
+    """Options of the devices that models run on, here or on each node."""
 
     heading: ClassVar[str] = "Devices"
     workers: Workers = None
@@ -168,13 +167,13 @@ class DeviceGroup:
 
     @property
     def beside(self) -> Beside:
-        """What each device holds beside models."""
+        """Return the memory that each device holds beside models."""
         return Beside.of(self.states_memory, self.cache_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingGroup:
-    """What runs where, and by which step times that is planned."""
+    """Options of the policy and of the step times by which it plans."""
 
     heading: ClassVar[str] = "Scheduling"
     policy: Annotated[str, typer.Option(help="A name of docs/policies.md, or module:Class.")] = DEFAULT_POLICY
@@ -354,14 +353,14 @@ class ServerGroup:
     ] = None
 
     def settings(self) -> dict[str, object]:
-        """Those that are given; a path is a text there."""
+        """Return the settings that are given; a path becomes text."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(one) if isinstance(one, Path) else one for name, one in given.items() if one is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGroup:
-    """What is said and written."""
+    """Options of output and logs."""
 
     heading: ClassVar[str] = "Logs"
     log: Annotated[
@@ -400,7 +399,7 @@ class LogGroup:
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False
 
     def bounds(self) -> LogBounds:
-        """How the files of the event log are bounded."""
+        """Return the bounds of the event log's files."""
         return LogBounds(
             segment_bytes=self.log_segment or _BOUNDS.segment_bytes,
             segment_ns=round(self.log_segment_days * DAY_NS),

@@ -20,7 +20,7 @@ WHAT_IFS = (
     *(WhatIf(heaviest=0.5), WhatIf(heaviest=2.0)),
 )
 CURVE = (0.5, 0.75, 1.25)
-"""What a curve has beside the numbers that were tried, as multiples of the answer."""
+"""Further points of a curve beside the numbers that were tried, as multiples of the answer."""
 
 OnStep = Callable[[str, int], None]
 """Told what is simulated, and how many simulations are done."""
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is asked beside the number of devices."""
+    """Parts of the question beside the number of devices."""
 
     num_samples: int
     has_what_ifs: bool
@@ -119,7 +119,7 @@ class _Searches:
 
 
 def _choice(asked: Asked, alone: Sequence[Sized], searches: _Searches) -> Purchase | Sized | None:
-    """The cheapest, or without prices the hardware of which the fewest devices are enough, the first of equals."""
+    """Return the cheapest; without prices the hardware that needs the fewest devices; the first of equals."""
     if asked.prices:
         return cheapest(
             asked.requests,
@@ -133,14 +133,16 @@ def _choice(asked: Asked, alone: Sequence[Sized], searches: _Searches) -> Purcha
 
 
 def _own(alone: Sequence[Sized], choice: Purchase | Sized | None) -> Sized | None:
-    """The search of the one hardware that is chosen, or of the first that serves all if two are, or none is enough."""
+    """Return the search of the one hardware that is chosen, or of the first that serves all if two are, or none is
+    enough.
+    """
     parts = choice.parts if isinstance(choice, Purchase) else () if choice is None else (choice,)
     chosen = parts[0].sizing.hardware if len(parts) == 1 else None
     return next((one for one in alone if one.sizing.hardware == chosen), next(iter(alone), None))
 
 
 def _stages(question: Question, own: Sized | None, on_step: Callable[[str], None]) -> tuple[StagePlan | None, str]:
-    """The division of the devices that were found, or why there is none."""
+    """Return the division of the devices that were found, or why there is none."""
     if own is None or own.fewest is None:
         return None, "no number of devices is enough; there is nothing to divide"
     hardware, fewest = own.sizing.hardware, own.fewest

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from tilework.cli.console import out
 from tilework.cli.plan.answer import Answer
-from tilework.cli.plan.use import uses_of
-from tilework.report.words import counted_devices
+from tilework.cli.plan.document import uses_of
+from tilework.report.tables import counted_devices
 from tilework.sim.plan.error import PlanError
 from tilework.sim.plan.mix import Purchase, unknown_pipelines
 from tilework.sim.plan.search import Point, Sized
@@ -150,7 +150,7 @@ def _notes(answer: Answer) -> Iterator[str]:
 
 
 def error_text(error: PlanError) -> str:
-    """How far simulation was off, in one sentence."""
+    """Say in one sentence how far simulation was off."""
     return (
         f"Simulation against {error.compared_with}: {error.points:+.1f} points ({error.simulated:.1%} simulated, "
         f"{error.live:.1%} there, {error.num_requests} requests; {error.source})."

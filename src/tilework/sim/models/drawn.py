@@ -11,7 +11,7 @@ from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec
 from tilework.core.lora import Lora
 from tilework.cost.table import CostTable, graphs_of, only, renamed
-from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
+from tilework.sim.models.catalog import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
 from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
     WEIGHTS_UNIT,
@@ -52,7 +52,9 @@ def _drawn(table: CostTable, names: Sequence[str], random: Random, number: int) 
 
 
 def _model(table: CostTable, name: str, random: Random, number: int) -> ServeModel:
-    """A model with the same weights as that of the table, with others, with other stages, or one that is unusable."""
+    """Return a model with the same weights as that of the table, with others, with other stages, or one that is
+    unusable.
+    """
     kind = random.choice(("same weights", "other weights", "other stages", "other stages", "unusable"))
     made = _alike(table, name) if kind != "other stages" else _with_other_stages(table, name, random, number)
     if kind == "other weights":

@@ -25,7 +25,7 @@ class FrontEnds:
         self._num_requests = 0
 
     def take(self, uid: str) -> None:
-        """A request has come in. The front end that took it may die later."""
+        """Take a request that has come in. The front end that took it may die later."""
         if not self._is_on:
             return
         place = self._num_requests % _NUM

@@ -10,8 +10,7 @@ from tilework.core.work import Group
 from tilework.sim.clock import Clock
 from tilework.sim.config import Layout
 from tilework.sim.device import StateTransfer
-from tilework.sim.nodes.nodes import SimNodes
-from tilework.sim.nodes.session import NodeSession
+from tilework.sim.nodes.nodes import NodeSession, SimNodes
 
 
 class StateTransfers:
@@ -29,7 +28,7 @@ class StateTransfers:
         self._waiting: dict[StateMove, dict[int, StateTransfer]] = {}
 
     def begin(self, move: StateMove, times_ns: Mapping[int, int]) -> Iterator[tuple[int, StateTransfer]]:
-        """The transfers of a move, one per target, which take so long; sent now if the move is resolved."""
+        """Return the transfers of a move, one per target, which take so long; sent now if the move is resolved."""
         transfers = {target: StateTransfer(job_id=move.job_id, move_ns=times_ns[target]) for target in move.targets}
         if move.is_resolved:
             self._send(move, transfers)

@@ -46,7 +46,7 @@ _WIDE = (1, 2, 4, 8)
 
 
 def faultless_scenario(seed: int, policy: str | None = None, changes: bool | None = None) -> Scenario:
-    """The scenario of a seed; `policy`, and whether models come and go, replace the choice of the seed.
+    """Return the scenario of a seed; `policy`, and whether models come and go, replace the choice of the seed.
 
     One in ten is long, on many devices: there steps are stopped more often.
     """
@@ -112,7 +112,7 @@ def _request(random: Random, uid: str, most_steps: int) -> Request:
 
 
 def _with_deadlines(made: Scenario, random: Random) -> Scenario:
-    """The scenario with Poisson arrivals, deadlines in proportion to what requests take, and promises."""
+    """Return the scenario with Poisson arrivals, deadlines in proportion to what requests take, and promises."""
     costs = TableCosts(made.table, max_batch=made.controller.max_batch)
     takes = [_takes(one, costs) for one in made.requests]
     mean_ns = sum(device_ns for _, device_ns in takes) / len(takes)
@@ -135,7 +135,7 @@ def _with_deadlines(made: Scenario, random: Random) -> Scenario:
 
 
 def _takes(request: Request, costs: TableCosts) -> tuple[int, int]:
-    """What a request takes alone, in ns: the shortest latency, with all loads, and the least device time."""
+    """Return the times of a request alone, in ns: the shortest latency, with all loads, and the least device time."""
     start = costs.start(request)
     loads_ns = sum(load_bound_ns(stage, costs) for stage, _ in start.pieces)
     demands = [demand_at(request, start, degree, costs) for degree in step_degrees(request, costs)]

@@ -22,11 +22,12 @@ _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, 
 _SPEEDUP = 1.6  # By each doubling of the degree.
 _STEPS_RANGE_S, _OTHERS_RANGE_S = (0.001, 2.0), (0.001, 4.0)  # Of times that are drawn.
 StageSeconds = Callable[[Stage, int, int], float]
-"""How long a step, or a stage without steps, takes at a side in pixels and a degree."""
+"""Draws the time of a step, or of a stage without steps, at a side in pixels and a degree."""
 
 
 def made_up_graph(random: Random) -> Graph:
-    """A latent diffusion pipeline, or a made-up one: encoders that join, stages with steps one after another, others.
+    """Return a latent diffusion pipeline, or a made-up one: encoders that join, stages with steps one after another,
+    others.
 
     An upscaler, or what else runs at once, may lie between two stages with steps, or after the last.
     """
@@ -66,7 +67,7 @@ def made_up_graph(random: Random) -> Graph:
 
 
 def some_shared(graph: Graph, random: Random) -> Graph:
-    """The same graph, in half of all scenarios with stages without steps that several requests may share."""
+    """Return the same graph, in half of all scenarios with stages without steps that several requests may share."""
     if random.random() < 0.5:
         return graph
     specs = [
@@ -77,7 +78,9 @@ def some_shared(graph: Graph, random: Random) -> Graph:
 
 
 def with_slots(graph: Graph, random: Random) -> Graph:
-    """In a third of all scenarios each stage that runs at once runs on a CPU slot or on an accelerator, by chance."""
+    """Draw the devices of stages: in a third of all scenarios each stage without steps runs on a CPU slot or an
+    accelerator, by chance.
+    """
     if random.random() < 0.67:
         return graph
     kinds = tuple(DeviceKind)
@@ -90,7 +93,7 @@ def _on(kind: DeviceKind, spec: StageSpec) -> StageSpec:
 
 
 def with_wide_stages(graph: Graph, random: Random) -> Graph:
-    """The same graph, of which each stage without steps may be shared by several devices, by chance."""
+    """Return the same graph, of which each stage without steps may be shared by several devices, by chance."""
     specs = [
         spec
         if spec.steps or spec.device_kind is DeviceKind.CPU or random.random() < 0.5
@@ -154,14 +157,14 @@ def made_up_table(
 
 
 def with_states(table: CostTable, random: Random) -> CostTable:
-    """In half of all scenarios it is known how large states are, so that what fetches take is planned with."""
+    """Draw whether sizes of states are known, in half of all scenarios, so that plans include the times of fetches."""
     if random.random() < 0.5:
         return table
     return replace(table, rows=tuple(replace(row, state_bytes=1) for row in table.rows))
 
 
 def with_components(table: CostTable, random: Random) -> CostTable:
-    """In a third of all scenarios stages need weights, and devices and hosts may be too small for those of all stages.
+    """Draw weights of stages in a third of all scenarios; devices and hosts may be too small for those of all stages.
 
     A stage has one or two components, which others may share.
     """

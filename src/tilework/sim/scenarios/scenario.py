@@ -19,7 +19,7 @@ from tilework.cost.table import CostTable
 from tilework.policy.registry import SHIPPED, keeps_pools, make_policy
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
-from tilework.sim.models.changes import TimedChange
+from tilework.sim.models.catalog import TimedChange
 from tilework.sim.models.drawn import drawn_changes
 from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
@@ -36,7 +36,7 @@ from tilework.sim.scenarios.made_up_tables import (
 _OTHER = f"{PIPELINE} too"
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend"), ("late",), ("links",)
-"""What came later is drawn by itself, so that a seed keeps its other faults."""
+"""Faults added later are drawn by themselves, so that a seed keeps its other faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class Scenario:
     changes: tuple[TimedChange, ...] = ()
 
     def keeping(self, uids: Collection[str]) -> Scenario:
-        """The scenario with these requests only."""
+        """Return the scenario with these requests only."""
         requests = tuple(request for request in self.requests if request.uid in uids)
         cancels = tuple(cancel for cancel in self.cancels if cancel[1] in uids)
         return replace(self, requests=requests, cancels=cancels)
 
     def keeping_changes(self, numbers: Collection[int]) -> Scenario:
-        """The scenario with these changes only."""
+        """Return the scenario with these changes only."""
         return replace(self, changes=tuple(one for one in self.changes if one.number in numbers))
 
     def with_faults(self, faults: Faults) -> Scenario:
@@ -75,7 +75,7 @@ class Scenario:
 def scenario(
     seed: int, policy: str | None = None, faults: Faults | None = None, changes: bool | None = None
 ) -> Scenario:
-    """The scenario of a seed; `policy`, `faults`, and whether models come and go replace the choice of the seed.
+    """Return the scenario of a seed; `policy`, `faults`, and whether models come and go replace the choice of the seed.
 
     Each fault is on at random, independent of the others, so that some scenarios have few faults, whose effects
     others would hide.
@@ -153,7 +153,7 @@ def _drawn(names: Sequence[str], random: Random) -> dict[str, Fault]:
 
 
 def with_loras(made: Scenario, random: Random) -> Scenario:
-    """In a quarter of all scenarios requests use up to two LoRAs, which devices load where these have components.
+    """Draw up to two LoRAs in a quarter of all scenarios; devices load LoRAs that have components.
 
     Each changes one or two components, or one that no stage has. Devices are as small as before, or have room for two.
     """
@@ -186,7 +186,7 @@ def with_loras(made: Scenario, random: Random) -> Scenario:
 
 
 def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, of which many use one or two of these LoRAs."""
+    """Return the same requests, of which many use one or two of these LoRAs."""
     share = random.choice((0.2, 0.7, 1.0))
     used = [
         random.sample(names, k=min(len(names), random.choice((1, 1, 2)))) if random.random() < share else []
@@ -199,7 +199,7 @@ def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) 
 
 
 def with_pools(made: Scenario, random: Random) -> Scenario:
-    """In a quarter of all scenarios of a policy that keeps pools, a second pipeline. One or both have own devices.
+    """Draw a second pipeline in a quarter of all scenarios of a policy that keeps pools. One or both have own devices.
 
     The second one is like the first, with the same weights or with others.
     """
@@ -228,9 +228,9 @@ def with_pools(made: Scenario, random: Random) -> Scenario:
 
 
 def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.1)) -> Scenario:
-    """In a quarter of all scenarios requests have a cache, or get one if they would be late. The table may know it.
+    """Draw caches in a quarter of all scenarios: requests have one, or get one if they would be late.
 
-    `stds`: the standard deviations of what a cache skips of a request, one of which is drawn.
+    The table may know it. `stds`: the standard deviations of what a cache skips of a request, one of which is drawn.
     """
     if random.random() < 0.75:
         return made
@@ -256,7 +256,7 @@ def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.
 
 
 def with_changes(made: Scenario, random: Random) -> Scenario:
-    """The scenario with models and LoRAs that come and go, for which many of its requests are.
+    """Return the scenario with models and LoRAs that come and go, for which many of its requests are.
 
     It stays the same if it has pools, or a policy that must know which requests will come.
     """
@@ -304,7 +304,7 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
 
 
 def some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, of which some that are not promised are dropped if they cannot be on time."""
+    """Return the same requests, of which some that are not promised are dropped if they cannot be on time."""
     share = random.choice((0.0, 0.0, 0.3, 1.0))
     return tuple(
         replace(one, on_miss=OnMiss.DROP) if one.on_miss is OnMiss.BEST_EFFORT and random.random() < share else one
@@ -313,7 +313,7 @@ def some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request
 
 
 def some_exact(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, in some scenarios with exact ones among them."""
+    """Return the same requests, in some scenarios with exact ones among them."""
     share = random.choice((0.0, 0.0, 0.0, 0.3, 1.0))
     return tuple(replace(request, exact=random.random() < share) for request in requests)
 

@@ -16,21 +16,22 @@ from tilework.cost.table import BadCostTable, CostTable
 from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import (
     DIURNAL_PARTS,
+    BadParameter,
     Item,
     RatedFamily,
     diurnal,
     numbered,
+    parameter,
     stream,
     table_of,
 )
-from tilework.sim.workloads.parameters import BadParameter, parameter
 
 BY_BLOCKS, OVER_A_DAY, OF_A_TRACE = "dynamic", "diurnal", "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableMixes(RatedFamily):
-    """What a cost table says of the requests of its evaluation: `mixes`, `dynamic` and `diurnal`, `steps` and `slo_s`.
+    """Requests as a cost table describes its evaluation: `mixes`, `dynamic` and `diurnal`, `steps` and `slo_s`.
 
     `load` names one of the mixes, whose sizes come in its proportions, in random order. `dynamic` goes through the
     table's blocks: each has its part of the requests by length and `rate_factor`, in the proportions of its mixes.
@@ -135,7 +136,7 @@ class TableMixes(RatedFamily):
         return table_of(self.cost_table).mixes
 
     def _rates(self) -> list[tuple[float, float]]:
-        """The parts of a changing load: how many seconds each is long, and its rate relative to the others."""
+        """Return the parts of a changing load: how many seconds each is long, and its rate relative to the others."""
         mixes, span_s = self._mixes(), self.count / self.rate_per_s
         if self.load == BY_BLOCKS:
             unit_s = span_s / mixes.dynamic[-1].to_min
@@ -144,7 +145,7 @@ class TableMixes(RatedFamily):
         return [(span_s / DIURNAL_PARTS, rate) for rate in diurnal(mixes.diurnal.peak)]
 
     def _shares(self, weights: Mapping[str, float]) -> dict[Item, float]:
-        """The shares of what is asked for, by weights of mixes."""
+        """Return the shares of what is asked for, by weights of mixes."""
         table, shares = table_of(self.cost_table), dict[Item, float]()
         for name, weight in weights.items():
             mix: Mix = table.mixes.by_name[name]
@@ -170,7 +171,9 @@ def _slos_s(place: str) -> dict[Shape, float]:
 
 
 def _bent(arrivals_s: Sequence[float], rates: Sequence[tuple[float, float]]) -> list[float]:
-    """The same arrivals, moved so that their rate goes through `rates` (seconds, relative rate); later ones stay."""
+    """Return the same arrivals, moved so that their rate goes through `rates` (seconds, relative rate); later ones
+    stay.
+    """
     span_s, total = sum(seconds for seconds, _ in rates), sum(seconds * rate for seconds, rate in rates)
     moved: list[float] = []
     part, from_s, begun_s = 0, 0.0, 0.0  # The part, when it begins, and when it would begin at a constant rate.

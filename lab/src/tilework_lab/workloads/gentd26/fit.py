@@ -39,7 +39,7 @@ class CheckpointFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What the generator needs of the file. Times in seconds, shares from 0 to 1.
+    """Values of the file that the generator needs. Times are in seconds, shares from 0 to 1.
 
     `sessions_per_hour` has the 24 hours of a working day. Session lengths are lognormal (`length_mu`, `length_sigma`),
     rounded, from 1 to `longest`. Gaps are one second with probability `together`, else a mixture of lognormals (weight,
@@ -81,7 +81,7 @@ class Fit:
 
 @cache
 def read_fit() -> Fit:
-    """The parameters of the file that ships."""
+    """Return the parameters of the file that ships."""
     place = resources.files("tilework_lab").joinpath("data", "gentd26.json")
     document = json.loads(place.read_text("utf-8"))
     sessions, users, all_checkpoints = document["sessions"], document["users"], document["checkpoints"]
@@ -112,7 +112,10 @@ def read_fit() -> Fit:
 
 
 def _checkpoints(document: Mapping[str, Any]) -> tuple[CheckpointFit, ...]:
-    """All checkpoints by rank. Those of the tail share one row; their fresh draws are Zipf-Mandelbrot by rank."""
+    """Return all checkpoints by rank.
+
+    Those of the tail share one row; their fresh draws are Zipf-Mandelbrot by rank.
+    """
     section = document["checkpoints"]
     tail, law = section["tail"], section["fresh_draw_zipf_mandelbrot"]
     ranks = range(tail["first_rank"], tail["first_rank"] + tail["checkpoints"])
@@ -125,7 +128,7 @@ def _checkpoints(document: Mapping[str, Any]) -> tuple[CheckpointFit, ...]:
 
 
 def _checkpoint(row: Mapping[str, Any], document: Mapping[str, Any], tail: Mapping[str, Any]) -> CheckpointFit:
-    """A checkpoint of which no inference was fitted, since it fails or always has LoRAs, takes that of the tail."""
+    """Read a checkpoint. One without a fitted inference, since it fails or always has LoRAs, gets that of the tail."""
     kind = "large" if row["rank"] in document["sizes"]["large_ranks"] else "small"
     family = document["sizes"]["families"][kind]
     return CheckpointFit(

@@ -1,4 +1,4 @@
-"""`tilework quality`: what a cache saves, and what it does to pictures."""
+"""`tilework quality`: measures what a cache saves and how it changes images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilework.cli.caching.measuring import PROMPTS
-from tilework.cli.caching.training import prompts_of
+from tilework.cli.caches import PROMPTS, prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
 from tilework.cli.options.common import AsJson, examples
@@ -92,7 +91,7 @@ def command(
 
 
 def _choices(caches: str) -> list[CacheChoice]:
-    """Those of a text such as "patch=0.003,0.01 fbcache"."""
+    """Parse the caches of a text such as "patch=0.003,0.01 fbcache"."""
     found = []
     for text in caches.split():
         name, _, numbers = text.partition("=")

@@ -1,4 +1,4 @@
-"""A few huge requests among many small ones."""
+"""Workloads of ours: images beside videos, and a few huge images among many small ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,44 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilework.core.request import Shape
+from tilework.core.shares import dealt
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import least_device_ns
-from tilework.sim.workloads.family import Item, RatedFamily, costs_of, steps_of, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, costs_of, parameter, steps_of, stream, table_of
+
+IMAGES = tuple(Item("flux.1", Shape(side, side), 4) for side in (512, 1024, 1536, 2048))
+VIDEOS = tuple(Item("hunyuanvideo", Shape(544, 960, frames), 6) for frames in (17, 33, 65))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoServing(RatedFamily):
+    """Pictures with deadlines of seconds beside videos that hold devices for minutes, after GENSERVE (2604.04335).
+
+    A share of the requests are videos; pictures and videos are each equally often of every size, and their deadlines
+    are 2.5 times the latency at the optimal degree (TridentServe's rule).
+
+    All but the idea is ours: we have neither the paper's models nor its figures. The devices are L20, whose tables of
+    FLUX.1 and HunyuanVideo are joined.
+    """
+
+    name: ClassVar[str] = "coserving"
+    source: ClassVar[str] = "ours, after GENSERVE"
+    about: ClassVar[str] = "pictures and videos side by side"
+    table: ClassVar[str] = "flux1_l20+hunyuanvideo_l20"
+    num_devices: ClassVar[int] = 16
+
+    rate_per_s: float = parameter(0.5, "Requests per second on average.", above=0)
+    videos: float = parameter(0.2, "The share of videos.", least=0, most=1)
+    slo_factor: float = parameter(2.5, "Deadline over the latency at the optimal degree.", above=0)
+
+    def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
+        shares = dict.fromkeys(IMAGES, (1 - self.videos) / len(IMAGES))
+        shares |= dict.fromkeys(VIDEOS, self.videos / len(VIDEOS))
+        return dealt(shares, len(arrivals_s), stream(seed, "items"))
+
+    def slo_s(self, item: Item) -> float:
+        return self.slo_factor * self.optimal_s(item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +79,7 @@ class HeavyTail(RatedFamily):
         return self.slo_factor * self.optimal_s(item)
 
     def _sizes(self) -> list[tuple[float, Item]]:
-        """Every size of the table with its least device time, smallest first."""
+        """Return every size of the table with its least device time, smallest first."""
         table, costs = table_of(self.table), costs_of(self.table)
         shapes = {row.shape for row in table.rows}
         items = [Item("flux.1", shape, steps_of(self.table)) for shape in shapes]

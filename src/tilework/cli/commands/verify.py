@@ -1,4 +1,4 @@
-"""`tilework verify`: make an exact picture again with the stock pipeline, and compare."""
+"""`tilework verify`: makes an exact image again with the stock pipeline, and compares."""
 
 from __future__ import annotations
 
