@@ -39,8 +39,8 @@ def test_the_parts_are_the_whole_start() -> None:
         "picture_s": 0.25,
     }
     assert times.line() == (
-        "first picture after 13.8 s at the earliest: imports 1.5, processes 4.0, models 3.0, first runs 4.0, "
-        "measuring 1.0, a picture 0.2"
+        "first image after 13.8 s at the earliest: imports 1.5, processes 4.0, models 3.0, first runs 4.0, "
+        "measuring 1.0, an image 0.2"
     )
 
 

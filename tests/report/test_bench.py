@@ -139,7 +139,7 @@ def test_ratios_are_b_over_a_or_none():
         {"config": {"rate": r, "url": r}, "result": summary(seen)} for r, seen in ((1, [Seen()]), (2, [Seen()] * 2))
     ]
     ratios = {(e["size"], e["figure"]): e["ratio"] for e in comparison(*sides)}
-    assert ratios["all", "pictures/s"] == ratios["all", "good/s"] == 2.0
+    assert ratios["all", "images/s"] == ratios["all", "good/s"] == 2.0
     assert ratios["64x64", "p50 s"] == 1.0
     assert differences(*sides) == {"rate": (1, 2)}
     nothing = {"config": {}, "result": summary([Seen(status="failed", on_time=False)])}

@@ -59,7 +59,7 @@ class CachedRuns:
         return list(dict.fromkeys((sweep[0], sweep[-1]))) if self.brief else sweep
 
     def runs(self, cells: Iterable[Cell], policies: Sequence[str], conditions: Conditions | None = None) -> Runs:
-        """Raises CaseFailed if a policy breaks."""
+        """Run the cells. Raises CaseFailed if a policy breaks."""
         conditions = conditions or Conditions()
         tasks = [
             Task(cell=cell, seed=seed, policy=policy)
@@ -84,7 +84,7 @@ class CachedRuns:
 
 
 def traced(cell: Cell, policy: str, seed: int, observe: Observe | None = None) -> Trace:
-    """One run with all that it did, which is not kept. `observe` is called after each event."""
+    """Run once, and return all that happened, which is not kept. Calls `observe` after each event."""
     asked, table = given(cell, seed)
     simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_devices=cell.num_devices, seed=seed))
     with without_collections():
@@ -130,6 +130,6 @@ def share_table(title: str, xs: Sequence[float], shares: Mapping[str, Sequence[f
 
 
 def share_curves(title: str, x_label: str, xs: Sequence[float], shares: Mapping[str, Sequence[float]]) -> CurvePanel:
-    """Return the same as a picture."""
+    """Return the same as a chart."""
     curves = {name: Curve(xs=tuple(map(float, xs)), ys=tuple(found)) for name, found in shares.items()}
     return CurvePanel(title=title, x_label=x_label, y_label="on time", curves=curves)

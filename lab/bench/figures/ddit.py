@@ -198,7 +198,8 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
 def figure_12(cached: CachedRuns) -> RemadeFigure:
     """The same: device seconds from the burst on, by two readings of what a device is paid for."""
     found = _on_many(cached)
-    tables, checks = [], []
+    tables = []
+    checks = []
     for reading, what in READINGS.items():
         ratios = {
             name: [figures[name][reading] / figures["optimum"]["held"] for figures in found.values()]
@@ -260,8 +261,12 @@ def figure_13(cached: CachedRuns) -> RemadeFigure:
 
 
 def _freed_share(cell: Cell) -> float:
-    """Half of the device time of decodes, of all that requests of static DoP 2 hold: what decoupling can save."""
-    table, held_s, freed_s = cell.costs(), 0.0, 0.0
+    """Return the share of half the decodes' device time in all that requests of static DoP 2 hold: what decoupling can
+    save.
+    """
+    table = cell.costs()
+    held_s = 0.0
+    freed_s = 0.0
     for one in to_requests(cell.requests(0)):
         decode_s = _seconds(table, DECODE, one.shape, STATIC_DOP)
         held_s += STATIC_DOP * (one.steps * _seconds(table, DIFFUSE, one.shape, STATIC_DOP) + decode_s)
@@ -273,7 +278,8 @@ def figure_14(cached: CachedRuns) -> RemadeFigure:
     """Promotion on and off, one node."""
     names = ("ddit", "ddit-unpromoted")
     sweep = _swept(cached, names)
-    rows, checks = [], []
+    rows = []
+    checks = []
     for metric, told in (("p99", 0.352), ("mean", 0.135)):
         for load in sweep.loads():
             cuts = sweep.cuts([load], *names, metric)
@@ -384,7 +390,8 @@ def _held(cell: Cell, name: str) -> dict[str, float]:
 
 def _optimum_s(cell: Cell) -> float:
     """Algorithm 1 with the batch model: device seconds of the best division, the mix being known."""
-    table, requests = cell.costs(), to_requests(cell.requests(0))
+    table = cell.costs()
+    requests = to_requests(cell.requests(0))
     classes = [
         RequestClass(
             name=str(shape),

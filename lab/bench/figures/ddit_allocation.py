@@ -42,7 +42,7 @@ def batch_s(amount: float, service_s: float, num_groups: int) -> float:
 
 
 def queue_s(amount: float, service_s: float, num_groups: int) -> float:
-    """Mean time in the system of Poisson arrivals with equal service times: M/D/1 exactly, M/D/c approximately.
+    """Return the mean time in the system of Poisson arrivals with equal service times: M/D/1 exactly, M/D/c about.
 
     Source: DDiT appendix A, equations 6 and 7, corrected as said at the head of this file.
     """

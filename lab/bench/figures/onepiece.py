@@ -51,7 +51,9 @@ EXAMPLES = ((1, 4.0, 12.0), (2, 4.0, 12.0), (3, 4.0, 7.0), (2, 3.0, 11.0), (5, 2
 MINUTES = 5
 LITERAL = RateLimit(headroom=1.0, burst_ns=0)
 LOADS = (0.7, 0.8, 0.9, 0.95, 1.0, 1.1)
-K, X_S, Y_S = 8, 4.0, 12.0
+K = 8
+X_S = 4.0
+Y_S = 12.0
 JITTER = 0.3
 CLIPS = (  # The first two are nearest to Wan2.1's, which has 81 frames of 720p.
     ("hunyuanvideo_l20", "1280x720x129"),
@@ -73,7 +75,9 @@ GENTD26 = ("gentd26,load=0.5",)
 
 def theorem_1(cached: CachedRuns) -> RemadeFigure:
     """Check that output is input, with K workers at T_X, ceil(K T_Y / T_X) at T_Y, and requests at K / T_X."""
-    rows, ratios, growths = [], [], []
+    rows = []
+    ratios = []
+    growths = []
     for k, x_s, y_s in cached.points(EXAMPLES):
         num = ceil(k * y_s / x_s)
         requests = _evenly(x_s / k, int(60 * MINUTES * k / x_s))
@@ -116,7 +120,8 @@ def saturation(cached: CachedRuns) -> RemadeFigure:
         "refused above 0.95 K/T": lambda: OnePiece(moves=False),
         "4 proxies, K/T each": lambda: OnePiece(limit=RateLimit(headroom=4.0), moves=False),
     }
-    table, loads = _workflow(X_S, Y_S), cached.points(LOADS)
+    table = _workflow(X_S, Y_S)
+    loads = cached.points(LOADS)
     num = 300 if cached.brief else 3000
     waits: dict[str, list[float]] = {name: [] for name in kinds}
     refused: dict[str, list[float]] = {name: [] for name in kinds}
@@ -167,7 +172,7 @@ def _rows(of: Mapping[str, Sequence[float]], text: Callable[[float], str]) -> tu
 
 
 def _workflow(x_s: float, y_s: float) -> CostTable:
-    """Two stages, each on one device of its own node."""
+    """Return a table of two stages, each on one device of its own node."""
     graph = Graph(
         "workflow",
         (
@@ -194,7 +199,9 @@ def _evenly(period_s: float, num: int) -> list[Request]:
 
 
 def _poisson(rate_per_s: float, num: int, seed: int) -> list[Request]:
-    random, at_s, found = Random(seed), 0.0, []
+    random = Random(seed)
+    at_s = 0.0
+    found = []
     for index in range(num):
         at_s += random.expovariate(rate_per_s)
         found.append(_request(index, at_s))
@@ -234,7 +241,8 @@ class Clip:
         return _request(index, at_s, table.rows[0].pipeline, Shape.parse(self.size), table.steps or 1)
 
     def seconds(self) -> dict[Role, float]:
-        asked, costs = self.request(0, 0.0), TableCosts(self.costs())
+        asked = self.request(0, 0.0)
+        costs = TableCosts(self.costs())
         return {
             role: sum(
                 s_from_ns(costs.work_ns(stage, (asked,), WIDTH if stage.has_steps else 1, num)) for stage, num in pieces
@@ -266,7 +274,8 @@ class Clip:
 
 def sixteen(cached: CachedRuns) -> RemadeFigure:
     """The fewest nodes that do as much as a monolith, with the stages on instances of their own."""
-    rows, saved = [], dict[tuple[Clip, int], float]()
+    rows = []
+    saved = dict[tuple[Clip, int], float]()
     nodes = NODES[:1] if cached.brief else NODES
     for table, size in CLIPS:
         clip = Clip(table, size)

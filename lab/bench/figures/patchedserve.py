@@ -38,13 +38,17 @@ RATES = {"sdxl": (0.3, 0.5, 0.7, 0.9, 1.1, 1.3), "sd3": (0.15, 0.2, 0.25, 0.325,
 LIGHT, NUM_LAST = 0.05, 3  # Figure 14 has the last of these, and one at which there is hardly a queue.
 SCALES = (0.6, 0.8, 1.0, 1.2, 1.4)  # Deadlines of 3 to 7 times the latency alone.
 LATENCIES = 5  # Times the latency alone are deadlines at scale 1.
-SKIPPED, SKIPPING = 0.21, "nirvana, skipping"
-OWN, FCFS = "patchedserve, caching", "mixed-cache, caching"
+SKIPPED = 0.21
+SKIPPING = "nirvana, skipping"
+OWN = "patchedserve, caching"
+FCFS = "mixed-cache, caching"
 BASELINES = ("mixed-cache", "nirvana")
 WITH_CACHES = (OWN, FCFS, SKIPPING)
 SINGLE = ("patchedserve", *BASELINES, "edf", *WITH_CACHES)
 SEVERAL = ("patchedserve", *BASELINES, "distrifusion", "edf", *WITH_CACHES)
-ON_ONE, SECONDS, FEWEST = 400, 120, 200  # Requests on one device; on several, for so long, and at least so many.
+ON_ONE = 400  # Requests on one device.
+SECONDS = 120  # Length of a workload on several devices.
+FEWEST = 200  # Requests on several devices, at least.
 MET = 0.9
 
 
@@ -164,7 +168,7 @@ def figure_12(cached: CachedRuns) -> RemadeFigure:
 
 
 def _rate_at(rates: Sequence[float], shares: Sequence[float]) -> float:
-    """Up to which rate nine tenths are on time, between two points in proportion; within those that were tried."""
+    """Return the rate up to which nine tenths are on time, in proportion between two of the points tried."""
     points = list(zip(rates, shares, strict=True))
     if points[0][1] < MET:
         return points[0][0]

@@ -23,7 +23,8 @@ from tilework.pipelines.loading import load, quiet
 from tilework.report.panels import Curve, CurvePanel
 
 CAPTIONS = Path(__file__).parents[3] / "training" / "shapes" / "held_out.txt"
-SIDES, STEPS = (128, 192, 256), 50  # As the paper's 512, 768 and 1024 px are to each other; its number of steps.
+SIDES = (128, 192, 256)  # In the proportions of the paper's 512, 768 and 1024 px.
+STEPS = 50  # The paper's number.
 Shares = list[float]
 
 

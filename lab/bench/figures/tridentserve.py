@@ -60,7 +60,7 @@ PIPELINES = {
 ROOMLESS = ("flux", "hunyuanvideo")
 """The pipelines of which some sizes fit on no device with all stages."""
 BATCHING = ("sd3", "flux", "hunyuanvideo")
-"""The pipelines in which something can be batched: small pictures, or encodes on auxiliaries."""
+"""The pipelines in which something can be batched: small images, or encodes on auxiliaries."""
 LOADS = ("light", "medium", "heavy", "dynamic", "diurnal")
 MINUTES = {"sd3": 2, "flux": 10, "cogvideox": 15, "hunyuanvideo": 20}
 """The paper's half hour takes hours to simulate at twenty requests per second."""
@@ -207,7 +207,7 @@ def _label(reading: str) -> str:
 
 
 def _on_roomless(cached: CachedRuns, policies: Sequence[str]) -> dict[Any, dict[str, Sequence[Figures]]]:
-    """Runs at the higher rates, steady and dynamic, by pipeline, load and rate."""
+    """Return runs at the higher rates, steady and dynamic, by pipeline, load and rate."""
     cells = {
         (pipeline, load, rates_of(pipeline, load)[-1]): load_cell(cached, pipeline, load, rates_of(pipeline, load)[-1])
         for pipeline in ROOMLESS
@@ -219,8 +219,11 @@ def _on_roomless(cached: CachedRuns, policies: Sequence[str]) -> dict[Any, dict[
 
 def figure_15(cached: CachedRuns) -> RemadeFigure:
     """Other deadlines on the dynamic load: times 2.5 latencies as in the paper."""
-    policies, scales = ("trident-b6", "tridentserve", "tilework"), cached.points(SCALES)
-    tables, panels, leads = [], [], []
+    policies = ("trident-b6", "tridentserve", "tilework")
+    scales = cached.points(SCALES)
+    tables = []
+    panels = []
+    leads = []
     for pipeline in ROOMLESS:
         rate = rates_of(pipeline, "dynamic")[-1]
         cells = [load_cell(cached, pipeline, "dynamic", rate, scale / 2.5) for scale in scales]
@@ -282,7 +285,7 @@ _LATENCIES = {"mean latency": mean_s, "P95 latency": _p95_s}
 
 
 def _ratio(one: Mapping[str, Sequence[Figures]], read: Any) -> float:
-    """Tilework's latency over the least of those that serve as much."""
+    """Return Tilework's latency over the least of the policies that serve as much."""
     others = [mean_of(runs, read) for policy, runs in one.items() if policy != "tilework" and not _lost(runs)]
     return mean_of(one["tilework"], read) / min(others) if others else 0.0
 

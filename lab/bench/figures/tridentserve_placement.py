@@ -88,7 +88,7 @@ class Course:
 
 @cache
 def course_of(cell: Cell, policy: str) -> Course:
-    """One run with seed 0."""
+    """Return one run with seed 0."""
     placements: list[tuple[float, Mapping[str, int]]] = [(0.0, {PlacementType.EDC.value: cell.num_devices})]
 
     def note(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
@@ -148,7 +148,8 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
     cell = load_cell(cached, "flux", "dynamic", rate, minutes=WHOLE_MINUTES)
     names = ("tridentserve", "trident-b5", "trident-b6")
     courses = {name: _noted(cached, cell, name) for name in names}
-    ours, minute_s = courses["tridentserve"], len(cell.requests(0)) / rate / WHOLE_MINUTES
+    ours = courses["tridentserve"]
+    minute_s = len(cell.requests(0)) / rate / WHOLE_MINUTES
     edges_s = [minute_s * WHOLE_MINUTES * index / BINS for index in range(BINS + 1)]
     spans = list(pairwise(edges_s))
     types = [one.value for one in PlacementType if any(one.value in counts for _, counts in ours.placements)]
@@ -302,14 +303,18 @@ def _beside_a_change(cached: CachedRuns) -> Table:
 
 def tables(cached: CachedRuns) -> RemadeFigure:
     """Tables 5 to 7: rates, steps and mixes; the devices of B2's buckets and of B5's pools, as ours would have them."""
-    mixes, buckets, pools, off = [], [], [], dict[str, list[float]]()
+    mixes = []
+    buckets = []
+    pools = []
+    off = dict[str, list[float]]()
     for pipeline, (_, table) in PIPELINES.items():
         document = document_of(table)
         told = document["static_baselines"]
         for load, shares in document["mixes"].items():
             cell = load_cell(cached, pipeline, load, rates_of(pipeline, load)[0])
             own, per_role = _divisions(cell)
-            rate, steps = document["published_rates"][load], document["steps"]
+            rate = document["published_rates"][load]
+            steps = document["steps"]
             mixes.append((f"{pipeline}, {load}", f"{rate:g}", str(steps), _mix_text(shares)))
             theirs = told["bucket_gpus_degree_8_4_2_1"][load]
             buckets.append((f"{pipeline}, {load}", *_pairs(theirs, [own.get(degree, 0) for degree in (8, 4, 2, 1)])))
@@ -361,7 +366,9 @@ def tables(cached: CachedRuns) -> RemadeFigure:
 def _divisions(cell: Cell) -> tuple[dict[int, int], dict[Role, int]]:
     """Count the devices that B2 gives each degree, and B5 each role, when it has seen all requests of a cell."""
     table = cell.costs()
-    costs, seen, nodes = TableCosts(table), SeenRequests(), _nodes(table, cell.num_devices)
+    costs = TableCosts(table)
+    seen = SeenRequests()
+    nodes = _nodes(table, cell.num_devices)
     for request in to_requests(cell.requests(0)):
         seen.note(request, costs)
     by_degree, by_role = Counter[int](), Counter[Role]()

@@ -114,7 +114,7 @@ class _Live:
         counts = self.counts
         due = counts["with a deadline"]
         parts = [f"{counts['on time'] / due:.1%} on time"] if due else ["sending"]
-        parts += [f"{counts['not done']} without a picture"] if counts["not done"] else []
+        parts += [f"{counts['not done']} without an image"] if counts["not done"] else []
         return ", ".join(parts)
 
 
@@ -159,7 +159,7 @@ def document(run: Run, command: list[str]) -> dict[str, Any]:
 
 
 def write_files(directory: Path, run: Run, result: Mapping[str, Any]) -> None:
-    """result.json, requests.jsonl (to run again), records.jsonl, latency.png, timeline.png and maybe schedule.jsonl.
+    """Write result.json, requests.jsonl (to run again), records.jsonl, latency.png, timeline.png, maybe schedule.jsonl.
 
     Raises:
         OSError: a file cannot be written.
@@ -216,7 +216,7 @@ def _per_s(times_s: list[float]) -> float | None:
 
 
 def _line(record: Record) -> dict[str, Any]:
-    """One request in records.jsonl; `timeline` is the server's own."""
+    """Return one request of records.jsonl; `timeline` is the server's own."""
     return {
         "request": record.index if record.request.id is None else record.request.id,
         "size": str(record.shape),
@@ -238,7 +238,8 @@ def _schedule(run: Run) -> Schedule:
 
 
 def _served_text(served: Mapping[str, Any]) -> str:
-    queue, degree = served["queue_s"], served["mean_degree"]
+    queue = served["queue_s"]
+    degree = served["mean_degree"]
     parts = [] if queue is None else [f"queue mean {queue['mean']:.2f} s, p99 {queue['p99']:.2f} s"]
     parts += [] if degree is None else [f"{degree:.2f} devices per step"]
-    return "; ".join([*parts, f"{served['device_s']['mean']:.2f} device seconds per picture"])
+    return "; ".join([*parts, f"{served['device_s']['mean']:.2f} device seconds per image"])

@@ -41,7 +41,7 @@ def _parse(text: str) -> CacheChoice:
 
 
 def check_caches(choices: Sequence[CacheChoice], info: ModelInfo) -> None:
-    """Raises UserError if a model cannot have one of these."""
+    """Raise UserError if a model cannot have one of these caches."""
     for one in choices:
         if one.kind not in info.caches:
             can = " or ".join(kind.value for kind in info.caches)
@@ -70,7 +70,8 @@ def cached_rows(
 
     stage = graph.stepped[0].name
     asked = [row for row in rows if (row.stage, row.degree, row.cache) == (stage, 1, None)]
-    family, found = loaded_family(source), list[CostRow]()
+    family = loaded_family(source)
+    found = list[CostRow]()
     with progress(quiet) as bar:
         task = bar.add_task("drawing with caches", total=len(asked) * len(choices))
         for row in asked:
@@ -132,7 +133,8 @@ def train_cache(source: ModelSource, prompts: Path, target: Path, sizes: str | N
         for index, text in enumerate(texts)
         for size in _sizes(sizes)
     ]
-    own, held_out = Changes(), Changes()
+    own = Changes()
+    held_out = Changes()
     with progress(as_json) as bar:
         task = bar.add_task("drawing", total=len(specs))
         for spec in specs:

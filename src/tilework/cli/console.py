@@ -44,7 +44,7 @@ def missing_serve_packages() -> list[str]:
 
 
 def require_serve_extra() -> None:
-    """Raises UserError if the packages that run models are not installed."""
+    """Raise UserError if the packages that run models are not installed."""
     if missing := missing_serve_packages():
         raise UserError(f"{', '.join(missing)} not installed; run: {install_command('serve')}")
 

@@ -110,7 +110,7 @@ def checked_collectives(name: str | None, sources: Sequence[Source]) -> str | No
 
 
 def check_setup(models: Sequence[ModelSource], weights_bytes: int | None, *, memory_is_known: bool) -> None:
-    """Raises UserError if models are to be set up in a way that cannot be, with what a device has for weights."""
+    """Raise UserError if models cannot be set up like this, with what a device has for weights."""
     for one in models:
         if one.offload == "layers" and weights_bytes is not None:
             raise UserError("offload is layers, which brings weights by itself; leave out --weights-memory")
@@ -143,7 +143,7 @@ class Devices:
 
     @staticmethod
     def of(number: int, cell: str, weights_bytes: int | None, num_slots: int = 1, beside: Beside = SERVER) -> Devices:
-        """Workers in cells of a size that is given as text.
+        """Return workers in cells of a size that is given as text.
 
         Raises:
             UserError: they do not make up such cells, or it is not said what each of them has for weights.

@@ -44,7 +44,7 @@ def keep_compiled() -> None:
 
 
 def parse_size(text: str) -> Shape:
-    """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
+    """Parse WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
     try:
         return mix.parse_size(text)
     except ValueError as error:
@@ -63,13 +63,13 @@ class Scaling:
         }
 
     def speedup(self, row: CostRow) -> float | None:
-        """T(1) / T(k), of a batch the sum of its members' T(1); None if one was not measured alone."""
+        """Return T(1) / T(k), for a batch the sum of its members' T(1); None if one was not measured alone."""
         alone_s = [self._alone_s.get((*_stage(row), shape)) for shape in row.shapes]
         known_s = [seconds for seconds in alone_s if seconds is not None]
         return sum(known_s) / row.seconds if len(known_s) == len(alone_s) else None
 
     def efficiency(self, row: CostRow) -> float | None:
-        """T(1) / (k T(k)): the share of the group's time that one device would have needed."""
+        """Return T(1) / (k T(k)): the share of the group's time that one device would have needed."""
         speedup = self.speedup(row)
         return None if speedup is None else speedup / row.degree
 
@@ -92,11 +92,12 @@ def batch_json(row: CostRow) -> int | list[str]:
 
 
 def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ()) -> Table:
-    """One line per row in the order given; `origins`, one word per row, says how each is known. Fits 80 columns.
+    """Return one line per row, in order; `origins`, one word per row, says how each is known. Fits 80 columns.
 
     Stages are named with their pipeline if there are several; an empty column is left out.
     """
-    scaling, several = Scaling(rows), len({row.pipeline for row in rows}) > 1
+    scaling = Scaling(rows)
+    several = len({row.pipeline for row in rows}) > 1
     lines = [_cells(row, scaling, several) for row in rows]
     if origins:
         lines = [line | {"known": origin} for line, origin in zip(lines, origins, strict=True)]

@@ -43,7 +43,8 @@ def planned_start(
     plans = [replace(plan, memory_bytes=memory_bytes - resident + _resident(plan)) for plan in alone]
     lower = beside.lowered(max((plan.needed_bytes - plan.memory_bytes for plan in plans if not plan.fits), default=0))
     if lower != beside:
-        plans, beside = [replace(plan, beside=lower) for plan in plans], lower
+        plans = [replace(plan, beside=lower) for plan in plans]
+        beside = lower
         console.print(_LOWERED.format(lower.cache_bytes / 1e9, lower.states_bytes / 1e9), soft_wrap=True)
     for source, plan in zip(planned, plans, strict=True):
         _show(source, plan, planned[source][0])
@@ -99,7 +100,7 @@ def _directory(path: str) -> Path:
 
 
 def _require_rooms(models: Sequence[ModelSource], planned: Container[ModelSource]) -> None:
-    """Raises UserError if a model leaves the room of its weights to a plan that there is not."""
+    """Raise UserError if a model leaves the room of its weights to a missing plan."""
     for one in models:
         if one.offload == "components" and one not in planned:
             raise UserError(

@@ -135,7 +135,7 @@ def usual_source(options: ModelOptions) -> ModelSource:
 
 
 def _check_attention(options: ModelOptions) -> None:
-    """Raises InvalidSource if a card, or the CPU, lacks the kernel of attention that is named."""
+    """Raise InvalidSource if a card, or the CPU, lacks the kernel of attention that is named."""
     if options.attention == ATTENTIONS[0]:
         return
     from tilework.pipelines.cuda.attention import check_attention, kernels_on

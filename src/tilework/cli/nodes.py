@@ -102,7 +102,7 @@ def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
 
 
 def _check_alone(asked: NodeGroup) -> None:
-    """Raises UserError if a server of one machine is given what only nodes have."""
+    """Raise UserError if a server of one machine is given options of nodes."""
     copies = None if asked.state_copies == 1 else asked.state_copies
     given = {"--agents": asked.agents, "--least-nodes": asked.least_nodes, "--state-copies": copies}
     for flag, value in given.items():
@@ -154,7 +154,7 @@ def _directory() -> Path:
 
 
 def _read(directory: Path) -> bytes:
-    """Raises OSError; UserError if others may know it."""
+    """Read the token. Raises OSError; UserError if others may know it."""
     path = directory / _NAME
     if not path.exists():
         _make(path)

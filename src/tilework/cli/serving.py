@@ -108,7 +108,8 @@ class Serving:
             self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
             state = self._state(config, stack)
-            started_s, imports_s = time.monotonic(), process_age_s()
+            started_s = time.monotonic()
+            imports_s = process_age_s()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             self.found.show()
             engine = self._engine(config, state, executor, stack, status)
@@ -174,15 +175,16 @@ class Serving:
         return stack.enter_context(closing(DurableDirectory(Path(config.durable), on_wait)))
 
     def _check_config(self, config: ServerConfig) -> None:
-        """Raises UserError if what is asked for excludes each other, or if cells cannot do it."""
+        """Raise UserError if settings exclude each other, or if cells cannot do one of them."""
         if config.exact and config.cache != "off":
-            raise UserError(f"cache is {config.cache}, with which pictures are not exact; leave out --exact or --cache")
+            raise UserError(f"cache is {config.cache}, with which images are not exact; leave out --exact or --cache")
         own = None if config.cache in ("off", IF_LATE) else CacheKind(config.cache).setting.name
         if (own, config.cache_interval is None) == ("threshold", False):
             raise UserError(f"cache is {config.cache}, which has no interval; leave out --cache-interval")
         if (own, config.cache_threshold is None) == ("interval", False):
             raise UserError(f"cache is {config.cache}, which has no threshold; leave out --cache-threshold")
-        size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
+        size = self.workers.each.cell_size
+        max_batch = self.settings.get("max_batch")
         if size > 1 and config.exact:
             raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
         if size > 1 and max_batch not in (None, 1):
@@ -234,7 +236,8 @@ class Serving:
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, engine: Engine, times: StartTimes) -> None:
         models = engine.models
-        url, workers = ready["url"], self.workers
+        url = ready["url"]
+        workers = self.workers
         head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
@@ -250,7 +253,7 @@ def _picture_s(engine: Engine) -> float | None:
     model, info = next(iter(engine.models.items()))
     try:
         spec = checked_spec({"prompt": "a circle"}, info)
-    except UserError:  # It needs more than a prompt, such as a picture.
+    except UserError:  # It needs more than a prompt, such as an image.
         return None
     alone_ns = engine.alone_ns(model, (spec,))
     return None if alone_ns is None else s_from_ns(alone_ns)
@@ -310,7 +313,7 @@ def process_age_s(stat: Path = _STAT) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTimes:
-    """`imports_s`: until this process began to start others; None if it is not known. `picture_s`: what a picture with
+    """`imports_s`: until this process began to start others; None if it is not known. `picture_s`: what an image with
     the defaults of the first model takes then; None if that is not known.
     """
 
@@ -338,8 +341,8 @@ class StartTimes:
             "load_s": "models",
             "first_run_s": "first runs",
             "measure_s": "measuring",
-            "picture_s": "a picture",
+            "picture_s": "an image",
         }
         found = self.fields()
         parts = ", ".join(f"{words[name]} {value:.1f}" for name, value in found.items())
-        return f"first picture after {sum(found.values()):.1f} s at the earliest: {parts}"
+        return f"first image after {sum(found.values()):.1f} s at the earliest: {parts}"

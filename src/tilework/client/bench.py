@@ -19,7 +19,9 @@ from tilework.core.shares import skewed
 from tilework.formats.trace import paced, read_trace
 from tilework.formats.workload import WorkloadRequest
 
-OTHERS_SIZE, OTHERS_STEPS = "1024", 50  # For servers that do not name defaults.
+# For servers that do not name defaults.
+OTHERS_SIZE = "1024"
+OTHERS_STEPS = 50
 NUM_REQUESTS = 100
 OnProbe = Callable[[Shape], None]
 
@@ -201,7 +203,8 @@ def _traced(config: BenchConfig, path: str) -> tuple[WorkloadRequest, ...]:
     if trace and config.rate_per_s is not None:
         trace = paced(trace, config.rate_per_s)
     kept = [r for r in trace if config.duration_s is None or r.arrival_s < config.duration_s][: config.num_requests]
-    rng, prompts = Random(f"mix {config.seed}"), _prompts(config)
+    rng = Random(f"mix {config.seed}")
+    prompts = _prompts(config)
     return tuple(
         replace(
             request,
@@ -265,7 +268,8 @@ async def ask_server(base_url: str, api_key: str | None = None, model: str | Non
 
 def _default_size(limits: Mapping[str, Any]) -> str | None:
     """Return the default size in the form that `mix.parse_size` reads; None if the server names none."""
-    size, frames = limits.get("default_size"), limits.get("default_frames")
+    size = limits.get("default_size")
+    frames = limits.get("default_frames")
     return f"{size}x{frames}" if size and isinstance(frames, int) and frames > 1 else size
 
 

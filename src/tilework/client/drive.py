@@ -142,13 +142,16 @@ class _Sender:
 
     async def _post(self, path: str, request: WorkloadRequest) -> tuple[httpx.Response, int]:
         """Post a request; follow refusals that name another server. Return the last answer and the number of hops."""
-        body, url, num_hops = self.dialect.body_of(request), httpx.URL(path), 0
+        body = self.dialect.body_of(request)
+        url = httpx.URL(path)
+        num_hops = 0
         while True:
             response = await self.http.post(url, json=body)
             other = response.links.get("alternate", {}).get("url")
             if response.status_code != 429 or other is None or num_hops == self.max_hops:
                 return response, num_hops
-            url, num_hops = httpx.URL(other), num_hops + 1
+            url = httpx.URL(other)
+            num_hops = num_hops + 1
 
     async def _timeline(self, job: httpx.URL) -> dict[str, Any] | None:
         """Ask for the timeline of a video: its file cannot hold one, and a Tilework server gives it with the job."""

@@ -24,7 +24,7 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPicture:
-    """A picture (rows, columns, 3) of `prompt` with a cache, beside that without (`choice` None: it is that).
+    """An image (rows, columns, 3) of `prompt` with a cache, beside that without (`choice` None: it is that).
 
     `saving` is the part of the patches of blocks of steps that was skipped. `time_ratio` is the time of its steps over
     that without. `score` is how well it shows its prompt, 0 to 1, if something says so.
@@ -45,7 +45,7 @@ class CachedPicture:
 class CacheQuality:
     """The means over all prompts for one number of steps and one choice (None: without a cache).
 
-    `value` is the choice's threshold, or interval. `psnr_db` is the median, infinite if half of the pictures are equal;
+    `value` is the choice's threshold, or interval. `psnr_db` is the median, infinite if half of the images are equal;
     `least_psnr_db` the least. `saving_std` is the standard deviation of the saving over the prompts.
     """
 
@@ -64,7 +64,7 @@ class CacheQuality:
 
 
 def summarise(pictures: Sequence[CachedPicture]) -> list[CacheQuality]:
-    """One row for each number of steps and choice, in the order in which they come."""
+    """Return one row for each number of steps and choice, in the order in which they come."""
     groups: dict[tuple[int, CacheChoice | None], list[CachedPicture]] = {}
     for one in pictures:
         groups.setdefault((one.steps, one.choice), []).append(one)
@@ -103,7 +103,8 @@ def _frame(one: CachedPicture) -> Frame:
     buffer = io.BytesIO()
     Image.fromarray(one.pixels).save(buffer, "PNG")
     height, width, _ = one.pixels.shape
-    choice, size = one.choice, f"{width}x{height}"
+    choice = one.choice
+    size = f"{width}x{height}"
     how = "no cache" if choice is None else f"{choice.kind.value} {choice.value:g}, {one.saving:.0%} saved"
     return Frame(image=buffer.getvalue(), caption=f"{how}: {one.prompt}", size=size)
 
@@ -160,13 +161,13 @@ _C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
 
 
 def psnr_db(picture: np.ndarray, reference: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two pictures (rows, columns, 3) of 8 bits; infinite if they are equal."""
+    """Return the peak signal-to-noise ratio of two images (rows, columns, 3) of 8 bits; infinite if equal."""
     square = float(np.mean(np.square(picture.astype(np.float64) - reference.astype(np.float64))))
     return 10 * math.log10(_PEAK**2 / square) if square else math.inf
 
 
 def ssim(picture: np.ndarray, reference: np.ndarray) -> float:
-    """Structural similarity of two pictures (rows, columns, 3) of 8 bits with sides of 8 px or more; 1 if equal.
+    """Return the structural similarity of two images (rows, columns, 3) of 8 bits, sides 8 px or more; 1 if equal.
 
     Source: Wang et al. 2004, with its constants; the mean over channels and all windows of 8 x 8, which count evenly.
     """

@@ -155,7 +155,9 @@ class Chart:
 def chart_of_schedule(
     schedule: Schedule, workload: Sequence[WorkloadRequest] = (), num_devices: int | None = None
 ) -> Chart:
-    """`workload` (matched by request id) adds sizes, arrivals and deadlines; `num_devices` idle devices, and what is
+    """Return the chart of a schedule.
+
+    `workload` (matched by request id) adds sizes, arrivals and deadlines. `num_devices` adds idle devices; what is
     numbered beyond them is a CPU slot.
     """
     known = by_id(workload)
@@ -199,7 +201,7 @@ def by_arrival(requests: Iterable[ChartRequest]) -> tuple[ChartRequest, ...]:
 
 
 def busy_shares(works: Iterable[ChartWork], start_s: float, end_s: float) -> dict[int, float]:
-    """Share of [start_s, end_s] that each device spent in at least one work, by device."""
+    """Return the share of [start_s, end_s] that each device spent in at least one work, by device."""
     spans: dict[int, list[tuple[float, float]]] = {}
     for work in works:
         for device_id in work.devices:
@@ -232,7 +234,7 @@ def _request(
 
 
 def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of sorted spans."""
+    """Return the length of the union of sorted spans."""
     covered_s, until_s = 0.0, float("-inf")
     for start_s, end_s in spans:
         covered_s += max(0.0, end_s - max(start_s, until_s))

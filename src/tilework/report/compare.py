@@ -17,7 +17,7 @@ FIGURES = (
     ("latency_s.p50", "p50 s"),
     ("latency_s.p95", "p95 s"),
     ("latency_s.p99", "p99 s"),
-    ("throughput_per_s", "pictures/s"),
+    ("throughput_per_s", "images/s"),
     ("goodput_per_s", "good/s"),
     ("megapixels_per_s", "megapixels/s"),
 )
@@ -46,7 +46,7 @@ def read_result(path: Path | str) -> dict[str, Any]:
 
 
 def comparison(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One entry per figure, all sizes first: {"size", "figure", "a", "b", "ratio"}, ratio = b / a.
+    """Return one entry per figure, all sizes first: {"size", "figure", "a", "b", "ratio"}, ratio = b / a.
 
     A figure that either side lacks is None, and so is a ratio to 0. Sizes of one side only are shown too.
     """
@@ -66,7 +66,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
 
 
 def comparison_table(entries: list[dict[str, Any]], names: tuple[str, str]) -> Table:
-    """One row per figure; A and B are `names`."""
+    """Return one row per figure; A and B are `names`."""
     table = Table(
         box=box.SIMPLE_HEAD, caption=f"A: {names[0]}\nB: {names[1]}", caption_justify="left", title_justify="left"
     )

@@ -10,15 +10,21 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-PAPER, MAT, EDGE, INK, FAINT = "#FFFFFF", "#ECEEF0", "#C9CDD1", "#1F2328", "#6B7075"
+PAPER = "#FFFFFF"
+MAT = "#ECEEF0"
+EDGE = "#C9CDD1"
+INK = "#1F2328"
+FAINT = "#6B7075"
 GOOD, BAD = "#00664B", "#B3261E"
-GAP, CAPTION_LINES, FONT_SIZE = 16, 3, 13
+GAP = 16
+CAPTION_LINES = 3
+FONT_SIZE = 13
 LINE_HEIGHT = FONT_SIZE + 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One cell. `image` is an encoded picture; None draws an empty frame with `note` ("failed: ...") in it.
+    """One cell. `image` is an encoded image; None draws an empty frame with `note` ("failed: ...") in it.
 
     `on_time` None means that there was no deadline; `latency_s` None leaves the time out.
     """
@@ -34,15 +40,15 @@ class Frame:
 def draw_contact_sheet(
     path: Path | str, frames: Sequence[Frame], *, columns: int | None = None, side: int = 192, title: str = ""
 ) -> None:
-    """Write a PNG grid of frames in reading order, each picture fitted into `side` x `side` pixels.
+    """Write a PNG grid of frames in reading order, each image fitted into `side` x `side` pixels.
 
-    Pictures keep their aspect; small ones are enlarged. By default the sheet is about 1.6 times as wide as high.
+    Images keep their aspect; small ones are enlarged. By default the sheet is about 1.6 times as wide as high.
 
     Raises:
         ValueError: there are no frames, or an image cannot be read; names the frame's place.
     """
     if not frames:
-        raise ValueError("there are no pictures for the contact sheet")
+        raise ValueError("there are no images for the contact sheet")
     cell_height = side + 10 + LINE_HEIGHT * (CAPTION_LINES + 1) + GAP
     columns = columns or _columns(len(frames), side + GAP, cell_height)
     top = GAP + (LINE_HEIGHT + 18 if title else 0)
@@ -90,12 +96,12 @@ def _columns(num_frames: int, cell_width: int, cell_height: int) -> int:
 
 
 def _mounted(index: int, frame: Frame, side: int) -> Image.Image:
-    """Return the picture in the middle of a neutral square."""
+    """Return the image in the middle of a neutral square."""
     mat = Image.new("RGB", (side, side), MAT)
     pen = ImageDraw.Draw(mat)
     if frame.image is None:
         font = ImageFont.load_default(FONT_SIZE)
-        _write(pen, wrap(frame.note or "no picture", side - 24, font, 6), 12, 12, INK)
+        _write(pen, wrap(frame.note or "no image", side - 24, font, 6), 12, 12, INK)
     else:
         picture = _fitted(_opened(index, frame.image), side)
         mat.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
@@ -107,7 +113,7 @@ def _opened(index: int, data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data)).convert("RGB")
     except OSError as error:
-        raise ValueError(f"picture {index} of the contact sheet cannot be read: {error}") from error
+        raise ValueError(f"image {index} of the contact sheet cannot be read: {error}") from error
 
 
 def _fitted(picture: Image.Image, side: int) -> Image.Image:
@@ -170,7 +176,7 @@ def draw_frames(
     """Write the same for clips whose frames are encoded images, by the place of their clip; none if it failed.
 
     Raises:
-        ValueError: there are no clips, or a picture cannot be read.
+        ValueError: there are no clips, or an image cannot be read.
     """
     cells = [cell for place, clip in enumerate(clips) for cell in _row(clip, frames.get(place, ()), columns)]
     draw_contact_sheet(path, cells, columns=columns, title=title, side=side)

@@ -15,8 +15,8 @@ WIDTH_INCHES, HEIGHT_INCHES = 13.0, 5.2
 def draw_latency(path: Path | str, records: Sequence[Served], *, title: str = "") -> None:
     """Write a PNG of two panels: the share of requests answered within a time, and latency by arrival.
 
-    On the left one line per size class, of all its requests: one that got no picture never counts as answered, so its
-    line ends below 100%; deadlines are ticks on the axis. On the right one mark per request; those without a picture
+    On the left one line per size class, of all its requests: one that got no image never counts as answered, so its
+    line ends below 100%; deadlines are ticks on the axis. On the right one mark per request; those without an image
     stand at the time at which that was known.
 
     Raises:

@@ -16,7 +16,9 @@ HUES = ("#56B4E9", "#009E73", "#F0C419", "#E69F00", "#D55E00", "#CC79A7", "#0072
 SHADES = (0.0, 0.38, 0.2)
 PLAIN_HUE = "#999999"
 # How a request ended; the shape of the mark says it too.
-GOOD, BAD, NEUTRAL = "#00664B", "#B3261E", "#5F6368"
+GOOD = "#00664B"
+BAD = "#B3261E"
+NEUTRAL = "#5F6368"
 
 
 def size_classes(shapes: Iterable[Shape], limit: int = len(HUES)) -> dict[Shape, str]:
@@ -66,7 +68,7 @@ def darker(colour: Rgb, share: float = 0.35) -> Rgb:
 
 
 def ink_on(colour: Rgb) -> str:
-    """Black or white, whichever reads better on `colour`."""
+    """Return black or white, whichever reads better on `colour`."""
     luminance = sum(weight * part**2.2 for weight, part in zip((0.2126, 0.7152, 0.0722), colour, strict=True))
     return "black" if luminance > 0.18 else "white"
 

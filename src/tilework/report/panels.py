@@ -1,4 +1,4 @@
-"""Pictures of policies side by side: curves with their bound, shares by size, distributions of latency."""
+"""Images of policies side by side: curves with their bound, shares by size, distributions of latency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-INK, FAINT, GRID = "#202124", "#5F6368", "#E3E3E3"
+INK = "#202124"
+FAINT = "#5F6368"
+GRID = "#E3E3E3"
 # Okabe and Ito's colours, strong ones first; after them each comes again with another mark and line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5539", "#8A8D91")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
@@ -216,7 +218,8 @@ def draw_bars(axes: Any, panel: BarPanel, colours: Mapping[str, str]) -> dict[st
     Returns where the middles of the bars are.
     """
     shown = [policy for policy in colours if policy in panel.bars]
-    width, places = _GROUP_WIDTH / len(shown), dict[str, list[float]]()
+    width = _GROUP_WIDTH / len(shown)
+    places = dict[str, list[float]]()
     for index, policy in enumerate(shown):
         middle = (index + 0.5) * width - _GROUP_WIDTH / 2
         at = places[policy] = [group + middle for group in range(len(panel.groups))]
@@ -235,7 +238,7 @@ def draw_bars(axes: Any, panel: BarPanel, colours: Mapping[str, str]) -> dict[st
 
 
 def _draw_marked_bars(axes: Any, panel: BarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
-    """Bars with the marks of the legend on top: they show a bar of no height, and tell policies of one colour apart."""
+    """Draw bars with the legend's marks on top, which show a bar of no height and tell policies of one colour apart."""
     places = draw_bars(axes, panel, {policy: style["color"] for policy, style in styles.items()})
     for policy, at in places.items():
         mark = styles[policy] | {"linestyle": "", "markeredgecolor": "white", "markeredgewidth": 0.6}

@@ -70,7 +70,8 @@ class _Tracks:
     """Maps devices to processes and threads of the trace, and times to whole microseconds."""
 
     def __init__(self, chart: Chart) -> None:
-        self._chart, self._nodes = chart, dict(chart.nodes)
+        self._chart = chart
+        self._nodes = dict(chart.nodes)
         for work in chart.works:
             for device_id in work.devices:
                 self._nodes.setdefault(device_id, 0)
@@ -135,7 +136,7 @@ def _steps_text(work: ChartWork) -> str:
 
 
 def _arrows(chart: Chart, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
-    """Yield arrows: each begins within the earlier work's slice on its first device, and ends where the later begins."""
+    """Yield arrows: each begins within the earlier work's slice on its first device, and ends where that begins."""
     works: dict[RequestId, list[ChartWork]] = {}
     for work in sorted(chart.works, key=lambda work: work.end_s):
         for request in work.requests:
@@ -179,12 +180,12 @@ def _request_times_us(request: ChartRequest, tracks: _Tracks) -> tuple[int, int]
 
 
 def _after(at_s: float | None, request: ChartRequest) -> float | None:
-    """Seconds after the request's arrival."""
+    """Return the seconds after the request's arrival."""
     return None if at_s is None else round(at_s - request.arrival_s, 6)
 
 
 def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
-    """Marks at one time: refusals, drops to best effort, moves, requests that were not served, changes of devices."""
+    """Yield marks at one time: refusals, drops to best effort, moves, requests not served, changes of devices."""
     cluster = {"pid": CLUSTER, "tid": 0, "s": "p"}
     for request in chart.requests:
         for decision in request.decisions:

@@ -68,7 +68,7 @@ def served_figures(records: Sequence[Answered]) -> dict[str, Any] | None:
     """Sum up what timelines add to the client's view, over the images that came; None without any timeline.
 
     `queue_s` {"mean", "p50", "p99"}: from arrival to the first work. `device_s` {"mean"}: device seconds of one
-    picture. `mean_degree`: devices per denoising step. `steps_by_degree`: steps by the number of their devices.
+    image. `mean_degree`: devices per denoising step. `steps_by_degree`: steps by the number of their devices.
     """
     readable = [record for record in records if record.status == DONE and segments(record)]
     if not readable:
@@ -118,7 +118,7 @@ def _work(request: RequestId, origin_s: float, segment: Segment) -> WorkLine:
 
 
 def _joined(lines: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
-    """Works by start. Several requests may list the same work, each at a slightly different time; they become one."""
+    """Return works by start. Several requests may list one work, each at a slightly different time; they become one."""
     works: list[WorkLine] = []
     latest: dict[tuple[int, ...], int] = {}  # By group: the place of its latest work among the works.
     for line, batch in lines:

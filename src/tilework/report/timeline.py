@@ -18,7 +18,9 @@ AWAY: dict[str, Any] = {"facecolor": "#DADCE0", "edgecolor": "#9AA0A6", "hatch":
 LOADING: dict[str, Any] = {"facecolor": "#F1E4C3", "edgecolor": "#9A7B2F", "hatch": "||", "linewidth": 0.0}
 PLACED: dict[str, Any] = {"color": "#7A1F6B", "linewidth": 1.2, "linestyle": "--"}
 TAG: dict[str, Any] = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-_MOST_COLUMNS, _LEGEND_LETTERS, _HANDLE_LETTERS = 9, 170, 6  # The last: how wide a handle is, in letters.
+_MOST_COLUMNS = 9
+_LEGEND_LETTERS = 170
+_HANDLE_LETTERS = 6  # Width of a handle, in letters.
 PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
 
@@ -106,7 +108,8 @@ def _draw_placements(axes: Any, chart: Chart, layout: Layout) -> None:
     for placement, uses in chart.new_uses():
         axes.axvline(placement.at_s, **PLACED)
         for device_id in uses.keys() & layout.rows.keys():
-            place, name = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2), uses[device_id]
+            place = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2)
+            name = uses[device_id]
             axes.annotate(name, place, (3, 0), textcoords="offset points", color=PLACED["color"], bbox=TAG, **style)
 
 
@@ -143,7 +146,7 @@ def _request_bar(request: ChartRequest, layout: Layout) -> RequestBar:
 
 
 def _mark(request: ChartRequest) -> tuple[str, str, str]:
-    """Marker, colour and meaning of how a request ended; the marker alone is enough to distinguish them."""
+    """Return marker, colour and meaning of a request's end; the markers alone distinguish the ends."""
     if request.status != Status.DONE:
         return "s", BAD, "not served"
     if request.on_time is None:
@@ -214,7 +217,8 @@ def _clean(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-OWN_ROW_LIMIT, DENSE = 60, 500
+OWN_ROW_LIMIT = 60
+DENSE = 500
 WAITING = "#C4C7C5"
 
 
@@ -249,7 +253,7 @@ def pack(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
-    """One line per request: faint while it waits, in its colour from its first work to its end, red within when late.
+    """Draw one line per request: faint while it waits, in its colour from its first work to its end, red where late.
 
     Up to OWN_ROW_LIMIT requests have a row each, with name and deadline. More share lanes, so that the height of the
     panel is the number of requests in flight, the lowest lane first.
@@ -288,7 +292,8 @@ def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
 
 WIDTH_INCHES = 15.0
 PLOT_SHARE = 0.88  # Of the width, without labels and busy shares; exact enough to decide what fits.
-_HATCHES, LOST_HATCH = ("....", "////", "\\\\\\\\", "oo", "++"), "xxxx"
+_HATCHES = ("....", "////", "\\\\\\\\", "oo", "++")
+LOST_HATCH = "xxxx"
 BAR_HEIGHT = 0.8
 
 Corners = tuple[tuple[float, float], ...]
@@ -341,7 +346,7 @@ def lay_out(chart: Chart) -> Layout:
 
 
 def late_edges(works: Iterable[ChartWork], layout: Layout) -> list[Corners]:
-    """Thin strips along the bottom of works, for the time after the deadline of their request."""
+    """Return thin strips along the bottom of works, for the time after the deadline of their request."""
     strips: list[Corners] = []
     for work in works:
         for place, request in enumerate(work.requests):
@@ -403,7 +408,7 @@ def bar_colour(work: ChartWork, request: RequestId, layout: Layout) -> Rgb:
 
 
 def _row_runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, last) of each unbroken run of sorted rows. A run has one bar, so that a wide work looks wide."""
+    """Return (first, last) of each unbroken run of sorted rows. A run has one bar, so that a wide work looks wide."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         if runs and row == runs[-1][1] + 1:

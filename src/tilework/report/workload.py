@@ -11,7 +11,9 @@ from tilework.formats.workload import WorkloadRequest
 from tilework.report.palette import BAD, class_hues, show_grid, size_classes
 from tilework.report.tables import counted_devices
 
-WIDTH_INCHES, ROW_INCHES, LOAD_INCHES = 13.0, 0.42, 3.2
+WIDTH_INCHES = 13.0
+ROW_INCHES = 0.42
+LOAD_INCHES = 3.2
 NUM_BINS = 72
 GOLDEN = 0.618034
 FEW, MANY = 300, 1500
@@ -80,7 +82,7 @@ def _draw_rows(axes: Any, requests: Sequence[WorkloadRequest], hues: dict[str, s
 
 
 def _label_rows(axes: Any, requests: Sequence[WorkloadRequest], hues: dict[str, str]) -> None:
-    """Sizes on the left, how many of each on the right."""
+    """Draw sizes on the left, and the number of each on the right."""
     classes = size_classes(request.shape for request in requests)
     counts = Counter(classes[request.shape] for request in requests)
     for row, name in enumerate(hues):

@@ -54,7 +54,7 @@ _DOWN_S = 1.0  # Downtime of a worker that was killed because it made no progres
 class Cluster:
     """Performs the driver core's messages and effects on a fleet, and passes reports of the fleet to the core.
 
-    `on_event` passes an event to the controller. `on_image` receives the final state of a finished picture.
+    `on_event` passes an event to the controller. `on_image` receives the final state of a finished image.
     `on_given_up` is called when a device is given up (see `Workers`).
 
     On a reliable network messages are delivered at once, and only the leader of a group reports unless the group was
@@ -82,7 +82,8 @@ class Cluster:
             devices_per_node=costs.table.devices_per_node,
             slots_per_node=config.slots_per_node if costs.table.needs_slots else 0,
         )
-        self._on_event, self._on_image = on_event, on_image
+        self._on_event = on_event
+        self._on_image = on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
@@ -210,7 +211,7 @@ class Cluster:
 
     @property
     def leftovers(self) -> str:
-        """Say in words what the driver still keeps after every job has ended; empty if nothing."""
+        """Everything that the driver still keeps after every job has ended, in words; empty if nothing."""
         num_blobs = self.nodes.num_files, self.nodes.blobs.num_kept
         if self._core.is_idle and num_blobs == (0, 0):
             return ""
@@ -424,7 +425,7 @@ class Cluster:
         self._begin_next(work.devices)
 
     def _end_work(self, result: WorkResult) -> None:
-        """Deliver the pictures of an ended work, then pass its event to the controller."""
+        """Deliver the images of an ended work, then pass its event to the controller."""
         report = result.report
         if result.ending in (Ending.FAILED, Ending.OUT_OF_MEMORY):  # A second copy of its command must not begin.
             self._break_off(result.work)
@@ -453,13 +454,15 @@ class Cluster:
 
     def _join(self, device_id: int) -> None:
         """Let the server learn from a node that a worker is up."""
-        node, memory = self._layout.node(device_id), self.fleet.memory(device_id)
+        node = self._layout.node(device_id)
+        memory = self.fleet.memory(device_id)
         self.nodes.begin(node)
         self.nodes.to_server(self.nodes.session(node), partial(self._joined, device_id, memory))
 
     def _joined(self, device_id: int, memory: Memory) -> None:
         """Tell a worker what has come and gone while it began; it must load weights that have come."""
-        node, kind = self._layout.node(device_id), self._layout.kind(device_id)
+        node = self._layout.node(device_id)
+        kind = self._layout.kind(device_id)
         if kind is DeviceKind.CPU:
             memory = self._first_memory(device_id)
         memory = Memory(memory.total_bytes, tuple(one for one in memory.components if one.digest not in self._gone))
@@ -487,7 +490,8 @@ class Cluster:
         return partial(self._lose_node, session, devices, why)
 
     def _cut_off(self, node: int, length_ns: int, end_workers: Callable[[], None]) -> None:
-        session, devices = self.nodes.session(node), self._layout.all_of(node)
+        session = self.nodes.session(node)
+        devices = self._layout.all_of(node)
 
         def on_back() -> None:
             self.nodes.end(session)

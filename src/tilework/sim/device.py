@@ -29,7 +29,9 @@ class StateTransfer:
     lost: bool = False
 
     def send(self, state: State | None, now_ns: int, lost: bool = False) -> None:
-        self.sent_ns, self.state, self.lost = now_ns, state, lost
+        self.sent_ns = now_ns
+        self.state = state
+        self.lost = lost
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -210,7 +210,8 @@ def _parse(text: str) -> Fault:
     if name not in FAULTS:
         nearest = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
         raise BadFault(f"{name!r} is not a fault; did you mean {nearest!r}? There are {', '.join(FAULTS)}")
-    usual, (probability, _, size) = FAULTS[name], numbers.partition(":")
+    usual = FAULTS[name]
+    (probability, _, size) = numbers.partition(":")
     return Fault(
         name,
         _number(text, probability, usual.probability, f"a probability per {usual.per}", 1.0),

@@ -45,7 +45,8 @@ class Fleet:
         `hosts` is what the hosts have read, nothing by default.
         """
         self._timing = timing
-        self._components, self._component = components, component
+        self._components = components
+        self._component = component
         self._hosts = hosts or Hosts(lambda _: 0)
         self.num_overloads = 0  # Loads without memory, and works without components.
         self._devices: dict[int, Device] = {}
@@ -275,7 +276,8 @@ class Fleet:
         load = next(one for one in device.loads if one.load is run.load)
         self._hosts.read(run.load.device_id, load.left, run.load.forgets)
         device.loads.remove(load)
-        device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *load.left))
+        device.load = None
+        device.memory = Memory(device.memory.total_bytes, (*device.memory.components, *load.left))
         return replace(run, start_ns=run.start_ns - load.run_ns, dropped=load.dropped)
 
     def _may_begin(self, work: Work) -> bool:
@@ -301,7 +303,8 @@ class Fleet:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
             return _empty_run(work, work.devices, now_ns, RunEnd.STOPPED)
-        start_ns, lost = now_ns + self._timing.dispatch_ns(work), list[int]()
+        start_ns = now_ns + self._timing.dispatch_ns(work)
+        lost = list[int]()
         for transfer in self._receive_states(work):
             assert transfer.sent_ns is not None
             start_ns = max(start_ns, transfer.sent_ns + transfer.move_ns)

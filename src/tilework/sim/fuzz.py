@@ -89,7 +89,8 @@ def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> S
     """Return the smallest scenario found with the same failure: with fewer faults, requests and changes of what is
     served.
     """
-    trials, wanted = 0, _signature(run_scenario(one))
+    trials = 0
+    wanted = _signature(run_scenario(one))
 
     def fails(smaller: Scenario) -> bool:
         nonlocal trials

@@ -63,7 +63,8 @@ INTERRUPTION_NS = 120 * NS_PER_S
 # How long a placement may close devices, by policy.
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
-_MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
+_MAX_STEPPED_WORKS = 3
+_MAX_STEPPED_WORKS_PER_OTHER = 1
 # After these a device may lack a state.
 _STATE_FAULTS = LATE_FAULTS | {"checkpoint", "node", "fetch", "restart", "replay"}
 
@@ -143,7 +144,8 @@ class Invariants:
             table.clear()
         self._reading.clear()
         self._cordoned.clear()
-        self._alone, self._silent = frozenset(), ()
+        self._alone = frozenset()
+        self._silent = ()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
@@ -153,9 +155,12 @@ class Invariants:
                 self._requests[request.uid] = request
             case DeviceJoined(device_id, node, kind, components, memory_bytes):
                 require(device_id not in self._up, f"device {device_id} joins twice")
-                self._up[device_id], self._kinds[device_id] = node, kind
-                self._weights[device_id], self._memory_bytes[device_id] = set(components), memory_bytes
-                self._ahead[device_id], self._joined_after[device_id] = {}, self._last_work_id
+                self._up[device_id] = node
+                self._kinds[device_id] = kind
+                self._weights[device_id] = set(components)
+                self._memory_bytes[device_id] = memory_bytes
+                self._ahead[device_id] = {}
+                self._joined_after[device_id] = self._last_work_id
             case ComponentsLoaded(load_id, device_id):
                 self._ahead[device_id].pop(load_id, None)
             case ComponentsRead(read_id):
@@ -180,8 +185,9 @@ class Invariants:
                 pass
 
     def _change_models(self, event: ModelServed | ModelRemoved) -> None:
-        """No request for what goes is open; the controller knows what is served, and nothing of what was before."""
-        costs, before = self._costs, self._costs.table
+        """Check that no request for what goes is open, and that the controller knows only what is served."""
+        costs = self._costs
+        before = self._costs.table
         if isinstance(event, ModelRemoved):
             for uid in self._job_ids.keys() - self._ended:
                 require(self._requests[uid].pipeline != event.pipeline, f"{uid} is open, and its model is removed")
@@ -292,7 +298,8 @@ class Invariants:
         require(is_restored or uid not in self._job_ids, f"{uid} is accepted twice")
         require(job_id not in self._uids, f"job {job_id} belongs to two requests")
         require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
-        self._job_ids[uid], self._uids[job_id] = job_id, uid
+        self._job_ids[uid] = job_id
+        self._uids[job_id] = uid
         self._alone_ns[uid] = self._takes_alone_ns(self._requests[uid])
         self._lengths[uid] = self._costs.start(self._requests[uid]).itinerary.length
         job = self._simulation.controller.tracker.job(job_id)
@@ -303,7 +310,8 @@ class Invariants:
             require(not unheard, f"{uid} is promised on the devices {unheard}, whose nodes say nothing")
 
     def _check_failure(self, uid: str, job_id: int) -> None:
-        count, least = self._interruptions[job_id], 0 if may_fail(self._config.policy) else self._config.max_attempts
+        count = self._interruptions[job_id]
+        least = 0 if may_fail(self._config.policy) else self._config.max_attempts
         require(count >= least, f"{uid} fails after {count} interruptions; it may fail after {least}")
 
     def _end(self, uid: str) -> None:
@@ -347,7 +355,8 @@ class Invariants:
 
     def _check_pool(self, work: Work) -> None:
         """Check that a work runs on accelerators that serve its pipeline, all of one pool."""
-        pools, numbers = self._costs.pools, set[int]()
+        pools = self._costs.pools
+        numbers = set[int]()
         for device_id in work.devices if work.stage.kind is DeviceKind.ACCELERATOR else ():
             is_served = pools.serves(device_id, work.stage.pipeline)
             require(
@@ -358,10 +367,12 @@ class Invariants:
 
     def _change_components(self, action: LoadComponents | DropComponents) -> None:
         """Check that a device that is up holds no more components than fit its memory, and drops only what it has."""
-        device_id, named = action.device_id, set(action.components)
+        device_id = action.device_id
+        named = set(action.components)
         require(device_id in self._up, f"components of device {device_id} change, which is down")
         self._check_open((device_id,), "components change")
-        weights, limit = self._weights[device_id], self._memory_bytes[device_id]
+        weights = self._weights[device_id]
+        limit = self._memory_bytes[device_id]
         if isinstance(action, DropComponents):
             require(named <= weights, f"device {device_id} drops {named - weights}, which it does not have")
             weights -= named
@@ -434,7 +445,8 @@ class Invariants:
         for device_id in work.devices:
             lacking = needed - self._weights[device_id]
             require(not lacking, f"device {device_id} lacks {lacking} for work {work.work_id} of {work.stage}")
-            limit, total = self._memory_bytes[device_id], sum(map(self._sizes.__getitem__, self._weights[device_id]))
+            limit = self._memory_bytes[device_id]
+            total = sum(map(self._sizes.__getitem__, self._weights[device_id]))
             fits = limit is None or total + beside <= limit
             require(fits, f"work {work.work_id} of {work.stage} needs {beside} bytes beside {total}, and {limit} fit")
 
@@ -470,7 +482,7 @@ class Invariants:
             require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
 
     def _check_nodes(self) -> None:
-        """Sessions of nodes that have ended change nothing; what nodes are believed to have they have."""
+        """Check that ended sessions of nodes change nothing, and that nodes have what the server believes."""
         nodes = self._simulation.cluster.nodes
         require(
             not nodes.num_outdated, "a message of a session that was given up counts, or a work of one that has ended"
@@ -520,7 +532,8 @@ class Invariants:
 
     def _check_promise(self, ending: Ending) -> None:
         """Check that accepted promises are kept, unless the client cancels or the policy may fail what it accepted."""
-        status, deadline_ns = ending.status, ending.request.deadline_ns
+        status = ending.status
+        deadline_ns = ending.request.deadline_ns
         if status is Status.CANCELLED or (status is Status.FAILED and may_fail(self._config.policy)):
             return
         assert deadline_ns is not None
@@ -539,7 +552,8 @@ class Invariants:
         spare_ns += self._num_placements * downtime_ns(self._config.policy)
         spare_ns += num_works * self._simulation.config.dispatch_ns_at(1)
         for uid, start_ns in self._first_start_ns.items():
-            request, urgency_ns = self._requests[uid], self._urgency_ns[uid]
+            request = self._requests[uid]
+            urgency_ns = self._urgency_ns[uid]
             if request.deadline_ns is None:
                 before_ns = sum(
                     run_ns
@@ -565,7 +579,8 @@ class Invariants:
         return demand_at(request, start, 1, self._costs).run_ns + loads_ns
 
     def _check_leftovers(self) -> None:
-        tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
+        tracker = self._simulation.controller.tracker
+        fleet = self._simulation.cluster.fleet
         require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
         require(not any(device.residents for device in tracker.up.values()), "the tracker keeps a resident")
         if not MESSAGE_FAULTS & self._faults.by_name.keys() and "hang" not in self._faults:

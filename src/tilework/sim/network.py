@@ -47,7 +47,8 @@ class Network:
 
         A message to a node is a device event: it does not wait until the controller resumes.
         """
-        at_ns, held = max(self._clock.now_ns, self._cut_until_ns.get(node, 0)), self._held[node, is_device_event]
+        at_ns = max(self._clock.now_ns, self._cut_until_ns.get(node, 0))
+        held = self._held[node, is_device_event]
         if self._clock.is_paused and not is_device_event:
             at_ns = max(at_ns, self._clock.resume_ns)
         if not held and at_ns == self._clock.now_ns:
@@ -72,7 +73,8 @@ class Network:
 
     def _arrivals_ns(self, link: Link) -> list[int]:
         """Return the times at which a message arrives; two if it is doubled."""
-        injector, now_ns = self._injector, self._clock.now_ns
+        injector = self._injector
+        now_ns = self._clock.now_ns
         at_ns = max(now_ns, self._free_ns.get(link, 0), self._cut_until_ns.get(self._node(link[1]), 0))
         if injector.injects("delayed"):
             at_ns += round(injector.magnitude("delayed") * NS_PER_S)

@@ -49,7 +49,7 @@ class Run:
         return [one for one in members if one[0] not in self.left_out] if self.left_out else list(members)
 
     def steps_by(self, now_ns: int) -> int:
-        """Whole steps done by now."""
+        """Return the number of whole steps done by now."""
         if self.hangs or not self.steps:
             return 0
         return min(self.steps, max(0, now_ns - self.start_ns) // self.step_ns)

@@ -63,8 +63,10 @@ class Simulation:
         self._table = table
         self.config = config
         self._injector = FaultInjector(config.faults, config.seed)
-        self._has_faults, self._is_logged = bool(config.faults), "replay" in config.faults
-        self._clock, devices = Clock(), devices or table
+        self._has_faults = bool(config.faults)
+        self._is_logged = "replay" in config.faults
+        self._clock = Clock()
+        devices = devices or table
         costs = TableCosts(devices)
         self._timing = TableTimingModel(
             costs,
@@ -135,7 +137,8 @@ class Simulation:
             TimeLimitExceeded: an event is due after `limit_ns`.
             ChangeMisjudged: a change was refused that can be made, or the reverse.
         """
-        requests, self._observe = list(requests), observe
+        requests = list(requests)
+        self._observe = observe
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
             self._requests[request.uid] = self._dated(request)

@@ -24,7 +24,7 @@ class TimingModel(Protocol):
         """Return the time between the command to begin and the begin of the work's run."""
 
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
-        """Duration, steps and end of a work that begins now."""
+        """Return duration, steps and end of a work that begins now."""
 
     def load_ns(self, num_bytes: int, source: LoadSource) -> int:
         """Return the duration of a load, or of a read from the disk by a host."""
@@ -58,7 +58,8 @@ class TableTimingModel:
         self._latest: dict[int, tuple[tuple[int, ...], Group]] = {}
         self._injector = injector
         self._jitter = jitter
-        self._random, self._seed = Random(seed), seed
+        self._random = Random(seed)
+        self._seed = seed
         self._largest_pixels = 0
         self._is_small = injector.injects("memory")
 
@@ -95,7 +96,8 @@ class TableTimingModel:
 
     def _drawn(self, work: Work, requests: Sequence[Request]) -> float:
         """Return how much longer than in the mean steps with a cache take, by what is drawn for these requests."""
-        stage, degree = work.stage, len(work.devices)
+        stage = work.stage
+        degree = len(work.devices)
         saving = self._costs.saving(stage, [one.shape for one in requests], degree)
         if saving is None or not saving.skipped_std:
             return 1.0
@@ -112,7 +114,7 @@ class TableTimingModel:
         return round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter))) if self._jitter else duration_ns
 
     def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:
-        """Duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""
+        """Return duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""
         steps = int(fraction * work.num_steps) if work.stage.has_steps else 0
         return round(fraction * duration_ns), steps, end
 

@@ -14,7 +14,7 @@ class Ending:
     """End of one request.
 
     `job_id` and `eta_ns`, the finish predicted at admission, are None if the request was rejected. `image` is the state
-    that the delivered picture was decoded from.
+    that the delivered image was decoded from.
     """
 
     request: Request
@@ -66,13 +66,13 @@ def require(condition: bool, message: str) -> None:
 
 def check_image(uid: str, image: State | None, length: int) -> None:
     """Check that each stage and step ran exactly once, in order, in one lineage of states: `length` positions."""
-    require(image is not None, f"{uid} is done without a picture")
+    require(image is not None, f"{uid} is done without an image")
     assert image is not None
     done = 0
     for position, num_steps in image.pieces:
-        require(position == done and num_steps > 0, f"the picture of {uid} is made of the steps {image.pieces}")
+        require(position == done and num_steps > 0, f"the image of {uid} is made of the steps {image.pieces}")
         done += num_steps
-    require(done == length, f"the picture of {uid} is made of {done} steps, not {length}")
+    require(done == length, f"the image of {uid} is made of {done} steps, not {length}")
 
 
 def check_no_overlap(device_id: int, runs: list[Run]) -> None:

@@ -45,7 +45,7 @@ Policies = Annotated[
     typer.Option(help="Names of docs/policies.md, separated by commas; default: those that the grid compares."),
 ]
 Seeds = Annotated[
-    int | None, typer.Option(min=1, help=f"How many seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")
+    int | None, typer.Option(min=1, help=f"Number of seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")
 ]
 NumDevices = Annotated[
     int | None, typer.Option(min=1, help="Number of devices; default the workload's own, 1 for a file.")
@@ -55,23 +55,23 @@ TrueCost = Annotated[
     str | None,
     typer.Option(
         metavar="COST",
-        help="Cost table of the simulated devices, where it is not the one by which is planned. The planner starts "
-        "from its own and learns from what it measures; the bound is that of the devices.",
+        help="Cost table of the simulated devices, if they differ from the plan's. The planner starts from its own and "
+        "learns from measurements; the bound is that of the devices.",
     ),
 ]
 Promises = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="What promises cost: run everything twice, with all requests as best effort, and with this share of those "
-        "that have a deadline asking for a promise of it.",
+        help="Measure what promises cost: run everything twice, once with all requests as best effort, and once with "
+        "this share of requests with a deadline asking for a promise.",
     ),
 ]
 Directory = Annotated[
     Path | None,
     typer.Option("--out", help="Keep each result here as soon as it is there; those that are kept are not run again."),
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw all results as one picture.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw all results as one chart.")]
 Full = Annotated[bool, typer.Option("--full", help=f"{FULL_SEEDS} seeds, also on a grid.")]
 EXAMPLE = examples(
     "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
@@ -116,7 +116,7 @@ def command(
     )
     _check_pools(comparison)
     if png is not None and png.suffix.lower() != ".png":
-        raise UserError(f"--plot {png} ends in {png.suffix!r}; the picture is a .png")
+        raise UserError(f"--plot {png} ends in {png.suffix!r}; the chart is a .png")
     runs = prepare(comparison, directory)
     with user_errors(OSError):
         run_missing(comparison, runs, quiet=json)

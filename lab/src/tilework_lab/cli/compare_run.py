@@ -73,7 +73,7 @@ class Runs:
         return self.records.get(self.keys[task])
 
     def summaries(self, comparison: Comparison) -> list[CellSummary]:
-        """One summary per cell, of the runs that are there."""
+        """Return one summary per cell, of the runs that are there."""
         seeds = {cell: comparison.seeds(cell) for cell in comparison.cells}
 
         def found(cell: Cell, seed: int, policy: str | None) -> Record | None:

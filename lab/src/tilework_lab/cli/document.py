@@ -123,7 +123,7 @@ def _policy_document(summary: CellSummary, one: PolicySummary) -> dict[str, Any]
 
 
 def _estimate_document(found: Estimate | None) -> dict[str, Any] | None:
-    """`low` and `high` are the 95% interval, null with one seed."""
+    """Return an estimate as JSON; `low` and `high` are the 95% interval, null with one seed."""
     if found is None:
         return None
     low, high = (None, None) if found.half is None else (found.mean - found.half, found.mean + found.half)

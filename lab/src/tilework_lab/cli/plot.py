@@ -49,7 +49,8 @@ def _busiest(free: Sequence[CellSummary], sweeps: Sequence[Sweep]) -> CellSummar
 
 
 def _of_sweep(sweep: Sweep, others: Sequence[Sweep]) -> CurvePanel:
-    first, figure = sweep.cells[0], sweep.cells[0].leading
+    first = sweep.cells[0]
+    figure = sweep.cells[0].leading
     xs, unit = _axis(sweep)
     has_deadlines = figure == "attainment"
     bounds = [cell.bound for cell in sweep.cells]
@@ -203,7 +204,8 @@ def plot_promises(path: Path, cells: Sequence[PromiseCell], asking: float) -> No
 
 def pair_of(label: str, counts: PromiseCounts) -> Pair:
     """Return the parts of both runs, in the order of PARTS, as shares of the requests with a deadline."""
-    whole, refused_fitting = max(1, counts.num_due), counts.fitting - counts.fitting_accepted
+    whole = max(1, counts.num_due)
+    refused_fitting = counts.fitting - counts.fitting_accepted
     before = counts.before - counts.others_before, counts.others_before, 0, 0, 0, counts.num_due - counts.before
     after = (
         counts.kept,

@@ -51,7 +51,8 @@ def print_promises(cells: Sequence[PromiseCell], asking: float) -> None:
     `asking` is the share that asks.
     """
     for cell in cells:
-        devices, seeds = counted_devices(cell.cell.num_devices), counted(cell.num_seeds, "seed")
+        devices = counted_devices(cell.cell.num_devices)
+        seeds = counted(cell.num_seeds, "seed")
         title = f"{cell.cell.name}: {counted(cell.num_requests, 'request')} on {devices}, {seeds}, simulated"
         counts = {policy: total(of_seeds) for policy, of_seeds in cell.policies.items()}
         _print(title, counts, cell.errors)

@@ -73,7 +73,8 @@ def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: C
 
 
 def _title(cell: CellSummary) -> str:
-    one, seeds = cell.cell, max(len(runs) for runs in cell.records.values())
+    one = cell.cell
+    seeds = max(len(runs) for runs in cell.records.values())
     text = f"{one.name}: {cell.num_requests} requests on {counted_devices(one.num_devices)}, {_seeds(seeds)}, simulated"
     return text if cell.bound is None else f"{text}; at most {percent(cell.bound.mean)}% on time"
 
@@ -107,7 +108,8 @@ def _lead(cell: CellSummary, one: PolicySummary) -> str:
 
 
 def _cell(one: PolicySummary, name: str, best: set[str]) -> Text:
-    found, (_, written, has_interval) = one.estimates.get(name), _COLUMNS[name]
+    found = one.estimates.get(name)
+    (_, written, has_interval) = _COLUMNS[name]
     if found is None:
         return Text(_NOTHING)
     text = written(found.mean)

@@ -27,7 +27,7 @@ class SizeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The ends of the requests of one run. Latency counts from the arrival; without a picture it is infinite.
+    """The ends of the requests of one run. Latency counts from the arrival; without an image it is infinite.
 
     `num_on_time` are those of the `num_due` with a deadline that were done by it, `num_good` these and what was done
     without a deadline, `num_unserved` those that were refused, dropped or failed. `device_s` is device time in works,
@@ -108,7 +108,7 @@ def promise_figures_of(trace: Trace) -> PromiseFigures:
 
 
 def eta_figures_of(endings: Iterable[Ending]) -> EtaFigures:
-    """Accuracy of the predicted finishes."""
+    """Return the accuracy of the predicted finishes."""
     done = [(one, one.eta_ns) for one in endings if one.eta_ns is not None and one.status is Status.DONE]
     due = [(one, eta_ns > one.request.deadline_ns) for one, eta_ns in done if one.request.deadline_ns is not None]
     return EtaFigures(
@@ -169,7 +169,7 @@ def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 if all are equal (also all 0), 1/n if one has everything."""
+    """Return Jain's index of fairness: 1 if all are equal (also all 0), 1/n if one has everything."""
     squares = math.fsum(value * value for value in values)
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
@@ -196,7 +196,7 @@ def _fairness(due: Sequence[Ending]) -> float | None:
 
 
 def _by_size(endings: Sequence[Ending]) -> dict[str, SizeFigures]:
-    """Smallest first."""
+    """Return the figures by size, smallest first."""
     groups: dict[str, list[Ending]] = {}
     for one in sorted(endings, key=lambda one: (one.request.shape.pixels, one.request.shape)):
         groups.setdefault(str(one.request.shape), []).append(one)

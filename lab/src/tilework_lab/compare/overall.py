@@ -34,7 +34,7 @@ class Overall:
 
 
 def overall_of(cells: Sequence[CellSummary]) -> tuple[Overall, ...]:
-    """One line per policy that failed nowhere, in the order of the first cell."""
+    """Return one line per policy that failed nowhere, in the order of the first cell."""
     policies = [one.policy for one in cells[0].policies]
     return tuple(_overall(policy, cells) for policy in policies if not any(_of(cell, policy).error for cell in cells))
 
@@ -92,7 +92,8 @@ def _across(estimates: Sequence[Estimate]) -> Estimate:
 
 def _slowdown(cell: CellSummary, policy: str) -> float | None:
     means = {one.policy: _mean(cell, one.policy, "mean_s") for one in cell.policies}
-    own, best = means[policy], min((mean for mean in means.values() if mean is not None), default=None)
+    own = means[policy]
+    best = min((mean for mean in means.values() if mean is not None), default=None)
     return own / best if own is not None and best else None
 
 

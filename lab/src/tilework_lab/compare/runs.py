@@ -92,7 +92,9 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     """Run one task. Raises what a policy or the simulation raises; for the bound also UnknownCost."""
     config = config_of(task, conditions)
     asked, table = given(task.cell, _seed_of(task))
-    requests, true, started_s = to_requests(asked), true_costs(task.cell), time.monotonic()
+    requests = to_requests(asked)
+    true = true_costs(task.cell)
+    started_s = time.monotonic()
     if task.promises is not None:
         requests = asking(requests, task.promises, _seed_of(task))
     if task.policy is None:
@@ -129,7 +131,8 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
 @cache
 def code_digest() -> str:
     """Return a digest of the program, as far as it decides a result."""
-    root, found = Path(tilework.__file__).parent, hashlib.sha256()
+    root = Path(tilework.__file__).parent
+    found = hashlib.sha256()
     for package in _DECIDING:
         for path in sorted((root / package).rglob("*.py")):
             if path.parent.name == _JUDGING and path.name != "figures.py":

@@ -187,7 +187,7 @@ def summaries_of(
     found: Find,
     errors: Mapping[tuple[str, str | None], str],
 ) -> list[CellSummary]:
-    """One per cell, in their order; a cell in which every policy failed is left out.
+    """Return one summary per cell, in order, without cells in which every policy failed.
 
     Args:
         found: the result of a cell, seed and policy (None: the bound), if there is one.
@@ -260,6 +260,7 @@ def _others(one: CellSummary, parameter: str) -> str:
 
     Without deadlines their scale has no meaning.
     """
-    cell, ignored = one.cell, {parameter} | LENGTHS | (set() if one.num_due else {"scale"})
+    cell = one.cell
+    ignored = {parameter} | LENGTHS | (set() if one.num_due else {"scale"})
     rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
     return digest([cell.source, cell.table, cell.num_devices, cell.devices_per_node, bool(one.num_due), rest])

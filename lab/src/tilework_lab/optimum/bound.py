@@ -93,7 +93,8 @@ def on_time_bound(
     for cluster in _clusters([due for due in all_due if due.slack_ns >= 0]):
         gains = [1.0 if weights is None else weights[due.request.uid] for due in cluster]
         if len(cluster) == 1:
-            part, points = gains[0], [1.0]  # It fits alone.
+            part = gains[0]  # It fits alone.
+            points = [1.0]
         else:
             part, points = _bound_cluster(_Relaxation(cluster, gains, num_devices, max_cuts), len(cluster) <= max_whole)
         value += part
@@ -231,7 +232,8 @@ class Due:
 
     def windows(self) -> Iterable[tuple[Piece, int, int]]:
         """Yield each piece with the earliest time it can begin and the latest it may end if the request is on time."""
-        start_ns, slack_ns = self.arrival_ns, self.slack_ns
+        start_ns = self.arrival_ns
+        slack_ns = self.slack_ns
         for piece in self.pieces:
             end_ns = start_ns + piece.shortest_ns
             yield piece, start_ns, end_ns + slack_ns

@@ -54,7 +54,7 @@ class Builder:
     num_rows: int = 0
 
     def add_columns(self, upper: Any, gains: Any = 0.0) -> Ints:
-        """One column for each entry of `upper`; `gains` is one number, or one for each. Returns their indices."""
+        """Add one column for each entry of `upper`; `gains` is one number, or one for each. Return their indices."""
         indices = np.arange(self.num_columns, self.num_columns + len(upper))
         self.num_columns += len(upper)
         self._upper.append(upper)
@@ -62,7 +62,7 @@ class Builder:
         return indices
 
     def add_rows(self, limits: Any) -> Ints:
-        """One row, as yet empty, for each limit; returns their indices."""
+        """Add one empty row for each limit; return their indices."""
         indices = np.arange(self.num_rows, self.num_rows + len(limits))
         self.num_rows += len(limits)
         self._limits.append(limits)
@@ -72,7 +72,7 @@ class Builder:
         return int(self.add_rows([limit])[0])
 
     def put(self, rows: Any, columns: Any, values: Any) -> None:
-        """Entries of the matrix; each argument is a number or an array, and they are stretched to the same length."""
+        """Set entries of the matrix; each argument is a number or an array, stretched to the same length."""
         size = max((len(one) for one in (rows, columns, values) if np.ndim(one)), default=1)
         rows, columns, values = (one if np.ndim(one) else np.full(size, one) for one in (rows, columns, values))
         self._entries.append((rows, columns, values))
@@ -127,7 +127,8 @@ def _run(program: Program, options: Mapping[str, float], whole: Ints | None = No
     solver = silent_solver(options)
     solver.passModel(_model(program, whole))
     solver.run()
-    status, statuses = solver.getModelStatus(), highspy.HighsModelStatus
+    status = solver.getModelStatus()
+    statuses = highspy.HighsModelStatus
     if status not in (statuses.kOptimal, statuses.kSolutionLimit):
         raise Unsolved(f"HiGHS ends with {solver.modelStatusToString(status)}")
     return solver, status == statuses.kOptimal

@@ -12,7 +12,7 @@ from tilework_lab.workloads.tetriserve import SIDES, square
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPhase(Family):
-    """Bursts of TetriServe's pictures, a whole number of rounds apart, each `offset_s` after a round's beginning.
+    """Bursts of TetriServe's images, a whole number of rounds apart, each `offset_s` after a round's beginning.
 
     A policy that decides at fixed times makes each of these requests wait for nearly a whole round. All of it is ours.
     """
@@ -30,7 +30,8 @@ class InPhase(Family):
     size: int = parameter(4, "Requests per burst; their sizes are drawn.", least=1)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        rng, slos_s = stream(seed, "items"), table_of(self.table).slo_s
+        rng = stream(seed, "items")
+        slos_s = table_of(self.table).slo_s
         made = []
         for burst in range(self.bursts):
             at_s = burst * self.rounds * self.round_s + self.offset_s

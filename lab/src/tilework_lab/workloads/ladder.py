@@ -20,7 +20,7 @@ class Ladder(Family):
 
     name: ClassVar[str] = "ladder"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "each picture more urgent than all before it"
+    about: ClassVar[str] = "each image more urgent than all before it"
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
@@ -32,7 +32,8 @@ class Ladder(Family):
     last_s: float = parameter(3.0, "The deadline of the last.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        rng, item = stream(seed, "arrivals"), square(1024)
+        rng = stream(seed, "arrivals")
+        item = square(1024)
         made = []
         for run in range(self.runs):
             gaps_s = [rng.uniform(0.5, 1.5) * self.gap_s for _ in range(self.length)]

@@ -14,7 +14,7 @@ from tilework_lab.workloads.tetriserve import TetriServe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises(TetriServe):
-    """TetriServe's pictures with deadlines that are drawn evenly from `least` to `most` times the best latency.
+    """TetriServe's images with deadlines that are drawn evenly from `least` to `most` times the best latency.
 
     A share of them has no deadline. The costs are those of TetriServe, `speed` times as fast, as if the model were
     compiled; with `last`, a decode takes as long as that number of steps on one device. All requests are best effort:

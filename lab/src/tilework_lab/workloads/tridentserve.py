@@ -31,7 +31,7 @@ class TridentServeSd3(TridentServe):
     """Stable Diffusion 3 Medium: 20 per second, 20 steps, five sizes from 128 to 1536 px."""
 
     name: ClassVar[str] = "tridentserve-sd3"
-    about: ClassVar[str] = "pictures from 128 to 1536 px: steady, changing or over a day"
+    about: ClassVar[str] = "images from 128 to 1536 px: steady, changing or over a day"
     table: ClassVar[str] = "sd3medium_l20"
 
     rate_per_s: float = parameter(20.0, "Requests per second on average.", above=0)
@@ -42,7 +42,7 @@ class TridentServeFlux(TridentServe):
     """FLUX.1: 1.5 per second, 4 steps, seven sizes from 128 to 4096 px."""
 
     name: ClassVar[str] = "tridentserve-flux"
-    about: ClassVar[str] = "pictures from 128 to 4096 px: steady, changing or over a day"
+    about: ClassVar[str] = "images from 128 to 4096 px: steady, changing or over a day"
     table: ClassVar[str] = "flux1_l20"
 
     rate_per_s: float = parameter(1.5, "Requests per second on average.", above=0)

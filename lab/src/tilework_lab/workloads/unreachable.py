@@ -14,7 +14,7 @@ from tilework_lab.workloads.tetriserve import TetriServe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable(TetriServe):
-    """TetriServe's pictures, of which a share cannot be on time even alone, at the fastest degree.
+    """TetriServe's images, of which a share cannot be on time even alone, at the fastest degree.
 
     Their deadlines are a random part of that fastest latency, between `least` and 0.95; `scale` does not change them.
     A policy that serves the nearest deadline first gives them all devices, and has none left for the requests that

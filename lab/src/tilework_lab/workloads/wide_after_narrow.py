@@ -26,7 +26,7 @@ class WideAfterNarrow(Family):
 
     name: ClassVar[str] = "wide-after-narrow"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "a wide urgent picture right after long narrow ones"
+    about: ClassVar[str] = "a wide urgent image right after long narrow ones"
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
@@ -37,7 +37,8 @@ class WideAfterNarrow(Family):
     margin: float = parameter(0.15, "Time to spare, as a share of the wide one's fastest latency.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        rng, costs = stream(seed, "arrivals"), costs_of(self.table)
+        rng = stream(seed, "arrivals")
+        costs = costs_of(self.table)
         narrow, wide = square(1024, steps=40), square(2048)
         narrow_s = 2 * s_from_ns(latency_ns(costs, *narrow, 1))
         wide_s = (1 + self.margin) * s_from_ns(latency_ns(costs, *wide, WIDEST))

@@ -58,13 +58,13 @@ Requests = Annotated[
     Path | None, _option("--requests", "Take requests from a JSON-lines or CSV file; a rate stretches it.", "trace.csv")
 ]
 NumRequests = Annotated[
-    int | None, _option("--num-requests", f"How many; default {NUM_REQUESTS}, or the file's.", "300", min=1)
+    int | None, _option("--num-requests", f"Number of requests; default {NUM_REQUESTS}, or the file's.", "300", min=1)
 ]
 Duration = Annotated[
     float | None,
-    _option("--duration", "Seconds to send for; with --num-requests, whichever ends first.", "60", callback=_positive),
+    _option("--duration", "Seconds of sending; with --num-requests, whichever ends first.", "60", callback=_positive),
 ]
-Seed = Annotated[int, _option("--seed", "Of arrivals, sizes, prompts and pictures; default 0.", "3")]
+Seed = Annotated[int, _option("--seed", "Seed of arrivals, sizes, prompts and images; default 0.", "3")]
 Sizes = Annotated[
     str | None,
     _option(
@@ -80,7 +80,7 @@ Steps = Annotated[
     _option("--steps", f"Denoising steps; default the file's, the server's, or {OTHERS_STEPS}.", "20", min=1),
 ]
 GuidanceScale = Annotated[
-    float | None, _option("--guidance-scale", "Sent with each request; default the server's.", "3.5")
+    float | None, _option("--guidance-scale", "Guidance scale of each request; default the server's.", "3.5")
 ]
 Prompts = Annotated[
     Path | None, _option("--prompts", "A text file, one prompt per line; default a built-in list.", "prompts.txt")
@@ -96,25 +96,31 @@ Slo = Annotated[
 ]
 SloScale = Annotated[float, _option("--slo-scale", "Multiplies all deadlines; default 1.", "1.5", callback=_positive)]
 OnMissed = Annotated[
-    OnMiss | None, _option("--on-miss", "What a Tilework server does if a deadline cannot be met.", "reject")
+    OnMiss | None, _option("--on-miss", "Answer of a Tilework server to a deadline that it cannot meet.", "reject")
 ]
-Model = Annotated[str | None, _option("--model", "Default: the first of /v1/models.", "flux.1-dev")]
+Model = Annotated[str | None, _option("--model", "Model to ask for; default: the first of /v1/models.", "flux.1-dev")]
 Plain = Annotated[
     bool | None,
     typer.Option(
         "--plain/--tilework",
-        help="Keep deadlines from the server, or send them; default by what /v1/models says. Example: --plain",
+        help="Hide deadlines from the server, or send them; default by what /v1/models says. Example: --plain",
         show_default=False,
     ),
 ]
-ResponseFormat = Annotated[Format, _option("--response-format", "b64_json (default), url, or none: not sent.", "url")]
-ExtraBody = Annotated[
-    str, _option("--extra-body", "JSON laid over each request; null takes a field out.", "'{\"seed\": null}'")
+ResponseFormat = Annotated[
+    Format, _option("--response-format", "b64_json (default), url, or none: send no such field.", "url")
 ]
-ApiKey = Annotated[str | None, _option("--api-key", "Default: OPENAI_API_KEY.", "sk-...", envvar="OPENAI_API_KEY")]
+ExtraBody = Annotated[
+    str, _option("--extra-body", "JSON to lay over each request; null takes a field out.", "'{\"seed\": null}'")
+]
+ApiKey = Annotated[
+    str | None, _option("--api-key", "Key of the server; default: OPENAI_API_KEY.", "sk-...", envvar="OPENAI_API_KEY")
+]
 Timeout = Annotated[
     float,
-    _option("--timeout", "Seconds from arrival until a request is given up; default 600.", "60", callback=_positive),
+    _option(
+        "--timeout", "Seconds from arrival until the client gives a request up; default 600.", "60", callback=_positive
+    ),
 ]
 Warmup = Annotated[int, _option("--warmup", "Unmeasured requests per size before the run; default 1.", "0", min=0)]
 Hops = Annotated[
@@ -122,7 +128,7 @@ Hops = Annotated[
     _option("--hops", "Most other servers to send a request to, when a refusal names one; default 3.", "0", min=0),
 ]
 Directory = Annotated[
-    Path | None, _option("--out", "Write result, records, requests, schedule and pictures there.", "out/bench")
+    Path | None, _option("--out", "Write result, records, requests, schedule and images there.", "out/bench")
 ]
 Compare = Annotated[
     tuple[Path, Path] | None,
@@ -199,7 +205,7 @@ def command(
 
 
 def _bench(config: BenchConfig, api_key: str | None, directory: Path | None, json: bool) -> None:
-    """Measure, write and print. Exit status 130 if it was interrupted."""
+    """Measure, write and print. The exit status is 130 if interrupted."""
     with user_errors(ServerUnusable, ValueError, OSError):
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
@@ -236,7 +242,8 @@ def _rate_per_s(rate: float | None, rpm: float | None) -> float | None:
 def _compare(first: Path, second: Path, json: bool) -> None:
     with user_errors(ValueError, OSError):
         a, b = read_result(first), read_result(second)
-    entries, changed = comparison(a, b), differences(a, b)
+    entries = comparison(a, b)
+    changed = differences(a, b)
     if json:
         print_json({"a": str(first), "b": str(second), "figures": entries, "options": changed})
         return

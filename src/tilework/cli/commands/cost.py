@@ -44,14 +44,14 @@ EXPORT_EXAMPLE = examples("tilework cost export shapes.json --model shapes")
 _MOST_NAMES = 6
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]
-ModelName = Annotated[str | None, typer.Option(help="Of what was measured here, this model's; default: the latest.")]
+ModelName = Annotated[str | None, typer.Option(help="Model among those measured here; default: the latest.")]
 
 
 @app.command("show", epilog=SHOW_EXAMPLE)
 def show(
     table: TableName = None,
     model: ModelName = None,
-    size: Annotated[str | None, typer.Option(help="What this size costs, such as 1024x768.")] = None,
+    size: Annotated[str | None, typer.Option(help="Show the costs of this size, such as 1024x768.")] = None,
     profiles: ProfilesFile = None,
     json: AsJson = False,
 ) -> None:
@@ -134,7 +134,8 @@ def _names(entry: Profile) -> tuple[str, ...]:
 def _predict(table: CostTable, shape: Shape) -> tuple[list[CostRow], list[str]]:
     """Return what single requests of this shape cost by the table, and how each figure is known."""
     costs = TableCosts(table)
-    rows, origins = [], {}
+    rows = []
+    origins = {}
     known = {table.graph(row.pipeline).stage(row.stage) for row in table.rows}
     pipelines = sorted(table.pipelines)
     for stage in [stage for one in pipelines for stage in table.graph(one).stages if stage in known]:
@@ -197,7 +198,8 @@ def _measured_table(entries: tuple[Profile, ...], store: Profiles) -> Table:
     for heading in ("model", "sizes", "at (UTC)"):
         table.add_column(heading, overflow="fold", no_wrap=heading != "model")
     for entry in map(_entry, entries):
-        sizes, degrees = entry["sizes"], ", ".join(map(str, entry["degrees"]))
+        sizes = entry["sizes"]
+        degrees = ", ".join(map(str, entry["degrees"]))
         span = sizes[0] if len(sizes) == 1 else f"{len(sizes)}: {sizes[0]} to {sizes[-1]}"
         place = f"{entry['workers']} x {entry['hardware']}, {entry['dtype']}, {entry['origin']}"
         table.add_row(f"{entry['model']}\n{place}", f"{span}\ndegrees {degrees}", entry["created"][:10])

@@ -33,7 +33,7 @@ def command(
             "--gpu-memory",
             parser=parse_bytes,
             metavar="SIZE",
-            help="What a device has free, as in 24GB: plan all of it.",
+            help="Free memory of a device, as in 24GB: plan all of it.",
         ),
     ] = None,
     sizes: Annotated[
@@ -51,9 +51,9 @@ def command(
     cache_memory: CacheMemory = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a model takes of a device's memory: what goes where, what is left, and what would fit.
+    """Plan the device memory of a model: what goes where, what is left, and what would fit.
 
-    Without --gpu-memory: what the decode of a clip takes beside the weights, as a whole and in tiles. All is planned
+    Without --gpu-memory: what the decode of a clip takes beside the weights, as a whole and in tiles. The plan comes
     from the shapes of tensors; see docs/profiling.md. The exit status is 1 if a plan does not fit.
     """
     require_serve_extra()

@@ -1,4 +1,4 @@
-"""`tilework demo`: starts a server, sends it pictures and clips with deadlines, and shows the result."""
+"""`tilework demo`: starts a server, sends it images and clips with deadlines, and shows the result."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ FILES = (
 
 
 def command(
-    directory: Annotated[Path, typer.Option("--out", help="Where pictures and files go.")] = Path("out/demo"),
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes, with --nodes of each node.")] = 2,
-    requests: Annotated[int, typer.Option(min=1, help="How many pictures to ask for.")] = 24,
+    directory: Annotated[Path, typer.Option("--out", help="Directory for images and files.")] = Path("out/demo"),
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes, on each node with --nodes.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Number of images to ask for.")] = 24,
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = DEFAULT_POLICY,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     nodes: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Serve over this number of nodes, each an agent on this machine, and kill one of them half way. The "
-            "pictures are compared with those of a server without nodes.",
+            help="Serve over this number of nodes, each an agent on this machine, and kill one of them half way. "
+            "Compare the images with those of a server without nodes.",
         ),
     ] = None,
     workflow: Annotated[
@@ -73,7 +73,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Serve the shipped models on this machine's CPU, request pictures of many sizes with deadlines and some clips, and
+    """Serve the shipped models on this machine's CPU, request images of many sizes with deadlines and some clips, and
     draw what happened.
     """
     require_serve_extra()
@@ -116,7 +116,7 @@ def _print(run: DemoRun, records: Sequence[Record], notes: Sequence[str]) -> Non
 def _served(
     run: DemoRun, seed: int, num_pictures: int, *, quiet: bool
 ) -> tuple[tuple[WorkloadRequest, ...], list[Record], list[Record] | None]:
-    """Return the workload and its records; and those whose pictures differ from those of a server without nodes, if the
+    """Return the workload and its records; and those whose images differ from those of a server without nodes, if the
     demo has nodes.
     """
     log = ("--log", str(run.log))
@@ -147,7 +147,8 @@ def _draw(
     notes: Sequence[str],
     times: Sequence[StageTime],
 ) -> None:
-    directory, title = run.directory, _title(records, run)
+    directory = run.directory
+    title = _title(records, run)
     with console.status("drawing"):
         pictures, clips = ([_frame(r) for r in records if r.request.is_clip is kind] for kind in (False, True))
         draw_contact_sheet(directory / "contact_sheet.png", pictures, title="What was asked for, and what came")
@@ -165,7 +166,7 @@ def _draw(
 
 def _title(records: Sequence[Record], run: DemoRun) -> str:
     clips = sum(record.request.is_clip for record in records)
-    asked = f"{len(records) - clips} pictures" + (f" and {clips} clips" if clips else "")
+    asked = f"{len(records) - clips} images" + (f" and {clips} clips" if clips else "")
     workers = f"{run.workers} CPU worker{'' if run.workers == 1 else 's'}"
     where = workers if run.nodes is None else f"{run.nodes} nodes with {workers} each"
     return f"{asked} on {where}, policy {run.policy}"
@@ -221,7 +222,8 @@ class DemoRun:
     @contextmanager
     def server_over_nodes(self, *options: str) -> Iterator[tuple[str, LocalAgents]]:
         """Run a server over nodes of this machine, with costs measured before; yield its URL and the agents."""
-        port, token = free_port(), secrets.token_hex(16)
+        port = free_port()
+        token = secrets.token_hex(16)
         more = ["--workers", str(self.workers), "--nodes", str(self.nodes), "--agents", f"127.0.0.1:{port}"]
         more += ["--state-copies", "2", *options]
         log = self.directory / "agents.log"
@@ -262,7 +264,7 @@ class DemoRun:
                 process.wait()
 
     def workload(self, url: str, seed: int, count: int) -> tuple[WorkloadRequest, ...]:
-        """Pictures for the speed of this machine, by one small and one large on the idle server; and clips, if any."""
+        """Make images for the speed of this machine, measured by two on the idle server; and clips, if any."""
         pipeline = "shapes" if self.workflow is None else self.workflow.rpartition(":")[2]
         probes = [
             WorkloadRequest(arrival_s=0.0, pipeline=pipeline, height=side, width=side, steps=STEPS, prompt="red circle")
@@ -272,7 +274,7 @@ class DemoRun:
             small, large = (asyncio.run(drive(url, [probe]))[0] for probe in probes)
         for record in (small, large):
             if record.file is None:
-                raise UserError(f"the server did not draw a first picture: {record.detail}")
+                raise UserError(f"the server did not draw a first image: {record.detail}")
         pixels = [side * side for side in PROBE_SIDES]
         per_pixel_s = max(0.0, large.latency_s - small.latency_s) / (pixels[1] - pixels[0])
         base_s = max(0.01, small.latency_s - per_pixel_s * pixels[0])
@@ -308,17 +310,17 @@ def send(
             at_half()
 
     with progress(quiet) as bar:
-        task = bar.add_task("pictures and clips", total=len(workload))
+        task = bar.add_task("images and clips", total=len(workload))
         return asyncio.run(drive(url, workload, on_result=on_result, time_scale=time_scale))
 
 
 def different(expected: Sequence[Record], records: Sequence[Record]) -> list[Record]:
-    """Return the records whose picture or clip is not the one that is expected, bit for bit."""
+    """Return the records whose image or clip is not the one that is expected, bit for bit."""
     return [one for first, one in zip(expected, records, strict=True) if _content(first) != _content(one)]
 
 
 def _content(record: Record) -> bytes | None:
-    """Return the pixels of a picture, or the file of a clip; None if there is none."""
+    """Return the pixels of an image, or the file of a clip; None if there is none."""
     if record.file is None or record.request.is_clip:
         return record.file
     with Image.open(io.BytesIO(record.file)) as picture:

@@ -54,14 +54,14 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 def command(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="Models that are to be served, as for serve.")
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Models to serve, as for serve.")
     ] = None,
     device: Device = "auto",
-    host: Annotated[str, typer.Option(help="Address that is to be listened on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port that is to be listened on.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     json: AsJson = False,
 ) -> None:
-    """Look at Python, packages, torch and its devices, memory, ports and models: say what is wrong, and what to do.
+    """Check Python, packages, torch and its devices, memory, ports and models; name a remedy for each problem.
 
     Starts nothing. The exit status is 1 if anything is an error, and 0 with warnings.
     """
@@ -125,12 +125,12 @@ _BASE = ""
 _OPTIONAL = ("cluster", "gguf", "nvml", "quantize", "redis", "ucx")
 """Extras that a server can do without."""
 _OF_VIDEOS = "av"
-"""A server of pictures can do without it, too: `served.videos_finding` is about it."""
+"""A server of images can do without it, too: `served.videos_finding` is about it."""
 _EXTENSION = "tilework.comm.ring._native"
 
 
 def library_findings() -> Iterator[Finding]:
-    """Python, the packages of the base install and of each extra, and the C extension."""
+    """Check Python, the packages of the base install and of each extra, and the C extension."""
     yield python_finding(platform.python_version(), SpecifierSet(python_wanted()))
     asked = [one for text in requirements() if (one := Requirement(text)).name != _OF_VIDEOS]
     for extra in (_BASE, "serve", *_OPTIONAL):
@@ -334,7 +334,7 @@ def videos_finding() -> Finding:
 
         from tilework.pipelines.video.mp4 import missing_encoders
     except ImportError as problem:
-        return warning("videos", f"PyAV cannot be imported: {problem}; pictures need none", install_command("serve"))
+        return warning("videos", f"PyAV cannot be imported: {problem}; images need none", install_command("serve"))
     missing = missing_encoders()
     if missing:
         found = f"PyAV {av.__version__} lacks {', '.join(missing)}"

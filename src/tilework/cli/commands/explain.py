@@ -79,7 +79,7 @@ def command(
 
 
 def _print_requests(documents: list[dict[str, Any]], names: RequestNames, json: bool) -> None:
-    """One request as it is; several of a call under the call's name."""
+    """Print one request as it is, and several of a call under the call's name."""
     if json:
         print_json(documents[0] if len(documents) == 1 else {"uid": call_of(documents[0]["uid"]), "images": documents})
         return
@@ -94,7 +94,8 @@ def _find(names: RequestNames, name: str, log: Path) -> list[PastRequest]:
     if found := names.named(name):
         return found
     if begun := names.begun(name):
-        shown, more = ", ".join(map(names.short, begun[:_NAMED])), ", ..." if len(begun) > _NAMED else ""
+        shown = ", ".join(map(names.short, begun[:_NAMED]))
+        more = ", ..." if len(begun) > _NAMED else ""
         raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {shown}{more}")
     near = get_close_matches(name, names.begun(""), n=_NAMED, cutoff=0.5)
     shown = ", ".join(map(names.short, near))

@@ -37,7 +37,7 @@ Faultless = Annotated[
     bool,
     typer.Option(
         "--faultless",
-        help="Scenarios in which nothing goes wrong and steps take 1 ms to 2 s: each promise must be kept.",
+        help="Run scenarios without faults whose steps take 1 ms to 2 s: each promise must be kept.",
     ),
 ]
 
@@ -51,7 +51,8 @@ class _Asked:
 
     def replay(self, smaller: Scenario) -> str:
         """Return the command that runs a scenario again."""
-        choice, whole = self.choice, self.choice.scenario(smaller.seed)
+        choice = self.choice
+        whole = self.choice.scenario(smaller.seed)
         words = ["tilework fuzz --seed", str(smaller.seed)]
         words += ["--faultless"] if choice.is_faultless else []
         words += [f"--policy {choice.policy}"] if choice.policy else []
@@ -68,8 +69,8 @@ class _Asked:
 
 def command(
     seeds: Annotated[int | None, typer.Option(min=1, help="Run this many seeds.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for so long.")] = None,
-    first: Annotated[int, typer.Option(min=0, help="The first of these seeds.")] = 0,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for this many minutes.")] = None,
+    first: Annotated[int, typer.Option(min=0, help="First of these seeds.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Run only this seed.")] = None,
     without: Annotated[str | None, typer.Option(help="With --seed: faults to leave out, separated by commas.")] = None,
     keep: Annotated[str | None, typer.Option(help="With --seed: the requests to keep, separated by commas.")] = None,
@@ -92,12 +93,12 @@ def command(
         bool | None,
         typer.Option(
             "--changes/--no-changes",
-            help="Whether models and LoRAs come and go; by default each seed chooses.",
+            help="Let models and LoRAs come and go, or not; by default each seed chooses.",
             show_default=False,
         ),
     ] = None,
     faultless: Faultless = False,
-    list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults, and do nothing else.")] = False,
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults and do nothing else.")] = False,
     processes: Processes = None,
     json: AsJson = False,
 ) -> None:
@@ -187,7 +188,8 @@ def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
 def _run_many(
     choice: Choice, first: int, seeds: int | None, minutes: float | None, num_processes: int, *, quiet: bool
 ) -> Tally:
-    tally, started_s = Tally(), time.monotonic()
+    tally = Tally()
+    started_s = time.monotonic()
 
     def wanted() -> Iterator[int]:
         for seed in count(first) if seeds is None else range(first, first + seeds):

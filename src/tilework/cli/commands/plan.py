@@ -33,41 +33,37 @@ Workload = Annotated[
     typer.Option(
         metavar="WORKLOAD",
         help="NAME of `workload list`, or NAME,key=value,... with its parameters (also rpm, rate, num); a file of "
-        "requests; or the event log of a live run, whose requests and measured costs are taken.",
+        "requests; or the event log of a live run, for its requests and measured costs.",
     ),
 ]
-Target = Annotated[
-    float, typer.Option(help="The share of deadlines that has to be kept, from 0.01 to 0.999.", show_default=True)
-]
+Target = Annotated[float, typer.Option(help="Share of deadlines to keep, from 0.01 to 0.999.", show_default=True)]
 Hardware = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COST",
-        help="Cost table of a hardware that may be bought; repeatable. Default: the workload's own, or what the log "
-        "measured.",
+        help="Cost table of a hardware that you may buy; repeatable. Default: the workload's own, or the log's "
+        "measurements.",
     ),
 ]
 Price = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COST=USD",
-        help="Price of one device of a hardware, per hour; repeatable. With the prices of all, the cheapest is found, "
-        "also of two kinds together.",
+        help="Price of one device of a hardware, per hour; repeatable. With all prices, the plan is the cheapest, also "
+        "of two kinds together.",
     ),
 ]
 Policy = Annotated[
     str | None,
     typer.Option(help=f"A name of docs/policies.md, or module:Class; default {DEFAULT_POLICY}, or the log's."),
 ]
-Samples = Annotated[
-    int, typer.Option(min=1, max=1000, help="The most samples of the traffic that decide about one number of devices.")
-]
-Sample = Annotated[int, typer.Option(min=20, help="How many deadlines are in a sample; a short workload is one.")]
+Samples = Annotated[int, typer.Option(min=1, max=1000, help="Most samples of the traffic for one number of devices.")]
+Sample = Annotated[int, typer.Option(min=20, help="Number of deadlines in a sample; a short workload is one sample.")]
 Step = Annotated[
     int | None,
-    typer.Option(min=1, help="Devices are bought by this many; default: single ones on one node, then whole nodes."),
+    typer.Option(min=1, help="Buy devices by this many; default: single ones on one node, then whole nodes."),
 ]
-Most = Annotated[int, typer.Option(min=1, max=65536, help="The most devices that may be bought of one hardware.")]
+Most = Annotated[int, typer.Option(min=1, max=65536, help="Most devices of one hardware.")]
 WhatIfs = Annotated[
     bool,
     typer.Option("--what-if", help="Also: deadlines x 0.8 and 1.25, rate x 0.5, 1.5 and 2, heaviest size x 0.5 and 2."),
@@ -86,8 +82,8 @@ Served = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICES,ON_TIME",
-        help="On how many devices the requests of a file were served live, and how many were on time: says how "
-        "far simulation is from that.",
+        help="Number of devices that served a file's requests live, and number on time: the plan then says how far "
+        "simulation is from that.",
     ),
 ]
 EXAMPLE = examples(
@@ -122,8 +118,8 @@ def command(
 ) -> None:
     """Find the fewest devices, or the cheapest, that keep a share of the deadlines of a workload.
 
-    By simulation of the controller that serves. A number of devices is enough if the whole 95% interval of its share on
-    time is at the target or above. See docs/planning.md.
+    The command simulates the controller that serves. A number of devices is enough if the whole 95% interval of its
+    share on time is at the target or above. See docs/planning.md.
     """
     if png is not None:
         _check_plot(png)
@@ -160,9 +156,9 @@ def command(
 
 
 def _check_plot(path: Path) -> None:
-    """Raises UserError for a picture that could not be written after all the simulations."""
+    """Raise UserError for a chart that could not be written after all the simulations."""
     if path.suffix.lower() != ".png":
-        raise UserError(f"--plot {path} ends in {path.suffix!r}; the picture is a .png")
+        raise UserError(f"--plot {path} ends in {path.suffix!r}; the chart is a .png")
     if not path.absolute().parent.is_dir():
         raise UserError(f"--plot {path}: the directory {path.absolute().parent} does not exist; make it first")
 

@@ -72,7 +72,7 @@ Caches = Annotated[
     ),
 ]
 Prompts = Annotated[
-    Path | None, typer.Option("--prompts", help="What is drawn with --cache: a prompt on each line; default: four.")
+    Path | None, typer.Option("--prompts", help="Prompts to draw with --cache, one on each line; default: four.")
 ]
 
 
@@ -86,12 +86,12 @@ def command(
         str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to the number of devices.")
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="Such as 512,1024x768; default: 0.5, 1 and 1.5 times the model's own.")
+        str | None, typer.Option(help="Sizes, such as 512,1024x768; default: 0.5, 1 and 1.5 times the model's own.")
     ] = None,
     runs: Annotated[int, typer.Option(min=1, max=500, help="Timed runs of each stage, after three to warm up.")] = 20,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
-    combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
+    combinations: Annotated[int, typer.Option(min=1, max=5000, help="Number of these batches, with --mixed.")] = 200,
     cache: Caches = None,
     prompts: Prompts = None,
     training: CachePrompts = None,
@@ -103,7 +103,7 @@ def command(
 ) -> None:
     """Measure each stage of a model on this machine, by size and degree, and save it for servers to start from.
 
-    All workers measure at the same time. What was measured before Ctrl-C is kept. See docs/profiling.md.
+    All workers measure at the same time. Ctrl-C keeps what was measured before. See docs/profiling.md.
     """
     require_serve_extra()
     from tilework.runtime.executor import WorkerStartFailed
@@ -199,7 +199,9 @@ def _parse_degrees(text: str, num_devices: int) -> tuple[int, ...]:
 
 
 def _print(measured: Measured, json: bool) -> None:
-    key, rows, batch_model = measured.key, in_order(measured.rows), measured.batch_model
+    key = measured.key
+    rows = in_order(measured.rows)
+    batch_model = measured.batch_model
     if json:
         scaling = Scaling(rows)
         learned = None if batch_model is None else {"error": batch_model.error, "num_rows": batch_model.num_rows}
@@ -293,7 +295,7 @@ def run(
 async def _measure(
     executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
-    """Raises CancelledError if it is cancelled before anything is measured."""
+    """Measure. Raises CancelledError if cancelled before anything is measured."""
     from tilework.runtime.models.calibration_weights import lacks_room
     from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure
 

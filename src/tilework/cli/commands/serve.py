@@ -69,7 +69,8 @@ def command(
     if show_config:
         _show(ctx, settings, file, as_json=logs.json)
         return
-    nodes, is_modelled = nodes_wanted(over), where.backend is options.Backend.MODELLED
+    nodes = nodes_wanted(over)
+    is_modelled = where.backend is options.Backend.MODELLED
     log = _prepared(ctx, where.backend, logs, models, how.models_file)
     if over.cluster is not None and server.durable is not None and not is_kept():
         follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
@@ -154,7 +155,7 @@ _OF_MODELS = (
 
 
 def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
-    """Raises UserError if devices are simulated, and an option is given that means nothing then."""
+    """Raise UserError if devices are simulated and an option is given that means nothing then."""
     if backend is not options.Backend.MODELLED:
         return
     given = {one.name: one.opts[0] for one in ctx.command.params if ctx.params[one.name] != one.default}
@@ -236,7 +237,7 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
 
 
 def _check_devices(file: Path | None, policy: str, num_workers: int | None) -> None:
-    """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
+    """Raise UserError if a file of models names missing workers, or workers that the policy would not heed."""
     from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
@@ -309,7 +310,10 @@ def _of_own_names(sources: Sequence[ModelSource]) -> tuple[ModelSource, ...]:
 
 
 def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:
-    """Workers that take the time of a cost table for one of its pipelines, "" if it has one. Raises UserError."""
+    """Return workers that take the time of a cost table for one of its pipelines, "" if it has one.
+
+    Raises UserError.
+    """
     if table is None:
         raise UserError("--backend modelled needs --cost; name a file, or a table of `tilework cost list`")
     known = sorted({row.pipeline for row in table.rows if table.graph(row.pipeline).stage(row.stage).has_steps})

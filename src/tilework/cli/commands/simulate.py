@@ -45,7 +45,7 @@ TrueCost = Annotated[
     str | None,
     typer.Option(
         metavar="COST",
-        help="Cost table of the simulated devices, where it is not the one by which is planned; default --cost.",
+        help="Cost table of the simulated devices, if they differ from the plan's; default --cost.",
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")]
@@ -208,7 +208,8 @@ def _on_devices(scenario: _Scenario, true_cost: str, log: Path | None, cost: str
 
 def _from_log(log: Path, policy: str | None, devices: int | None, config: SimConfig, quiet: bool) -> _Scenario:
     history = load_history(log, quiet)
-    live, logged = served_live(history), history.header.config
+    live = served_live(history)
+    logged = history.header.config
     if not live:
         raise UserError(f"{log} holds no finished request; serve something first")
     return _Scenario(
@@ -231,7 +232,7 @@ def _from_log(log: Path, policy: str | None, devices: int | None, config: SimCon
 def _run(
     scenario: _Scenario, header: Header, recorder: HistoryRecorder | None, events: Path | None, quiet: bool
 ) -> Trace:
-    """Raises OSError if the event log cannot be written."""
+    """Run the simulation. Raises OSError if the event log cannot be written."""
     simulation = Simulation(header.config, scenario.table, scenario.config, scenario.devices)
     observers: list[Callable[[Event, tuple[Action, ...], int], Any]] = [] if recorder is None else [recorder.add]
     with ExitStack() as stack:
@@ -254,7 +255,7 @@ def _run(
 
 
 def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float | None:
-    """Ratio of the mean latencies of the requests that were done in both; None if there is none."""
+    """Return the ratio of the mean latencies of the requests that were done in both; None if there is none."""
     pairs = [
         (one.latency_s, real.latency_s)
         for one, real in zip(served, live, strict=True)

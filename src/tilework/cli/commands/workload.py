@@ -48,8 +48,8 @@ SHOW_EXAMPLE = examples(
 
 Rate = Annotated[float | None, typer.Option(help="Requests per second on average.")]
 Rpm = Annotated[float | None, typer.Option(help="Requests per minute, instead of --rate.")]
-Scale = Annotated[float | None, typer.Option(help="Multiplies all deadlines.")]
-Num = Annotated[int | None, typer.Option(help="How many requests.")]
+Scale = Annotated[float | None, typer.Option(help="Factor for all deadlines.")]
+Num = Annotated[int | None, typer.Option(help="Number of requests.")]
 Trace = Annotated[Path | None, typer.Option(help="Take arrivals from a CSV or JSON-lines file, stretched to the rate.")]
 Set = Annotated[
     list[str] | None,
@@ -70,7 +70,7 @@ class _Changes:
     set_: Sequence[str] | None
 
     def workload(self, name: str) -> Family:
-        """Raises UserError for an option that this workload does not have, or one of a wrong value."""
+        """Make the workload. Raises UserError for an option that it does not have, or one of a wrong value."""
         with user_errors(UnknownWorkload, BadParameter):
             known = parameters_of(family(name))
             values: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class _Changes:
         return not self._options() and not self.set_
 
     def _options(self) -> list[tuple[str, str, Any]]:
-        """(option, parameter, value) of those that were given."""
+        """Return (option, parameter, value) of the options that are given."""
         if self.rate is not None and self.rpm is not None:
             raise UserError("--rate and --rpm set the same parameter; give one of them")
         rows = [
@@ -113,7 +113,7 @@ class _Changes:
 
 @app.command("list", epilog=LIST_EXAMPLE)
 def list_(
-    name: Annotated[str | None, typer.Argument(help="Only this one, with all its parameters.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show only this one, with all its parameters.")] = None,
     json: AsJson = False,
 ) -> None:
     """List the workloads, or what one of them is and which parameters it has."""
@@ -193,7 +193,7 @@ def show(
         shown = _find(place, changes, seed, cost, devices)
         if png is not None:
             if png.suffix.lower() != ".png":
-                raise UserError(f"{png} ends in {png.suffix!r}; the picture is a .png")
+                raise UserError(f"{png} ends in {png.suffix!r}; the chart is a .png")
             draw_workload(
                 png, shown.requests, device_s=shown.device_s, num_devices=shown.num_devices, title=shown.title
             )
@@ -207,8 +207,10 @@ def show(
 def _find(place: str, changes: _Changes, seed: int, cost: str | None, devices: int | None) -> Shown:
     if place in workload_names():
         workload = changes.workload(place)
-        requests, title = workload.requests(seed), f"{place}, seed {seed}"
-        cost, num_devices = cost or workload.cost_table, devices or workload.num_devices
+        requests = workload.requests(seed)
+        title = f"{place}, seed {seed}"
+        cost = cost or workload.cost_table
+        num_devices = devices or workload.num_devices
     else:
         if not Path(place).exists():
             with user_errors(UnknownWorkload):
@@ -218,7 +220,8 @@ def _find(place: str, changes: _Changes, seed: int, cost: str | None, devices: i
                 f"{place} is a file, whose requests are fixed; leave out the options that change a workload"
             )
         requests = read_trace(place, *(("",) if cost is None else read_table(cost).pipelines))
-        title, num_devices = Path(place).name, devices or 1
+        title = Path(place).name
+        num_devices = devices or 1
     if not requests:
         raise UserError(f"{place} holds no requests; write one per line")
     device_s = None if cost is None else device_seconds(requests, TableCosts(read_table(cost)))
@@ -265,9 +268,9 @@ def described(workload: type[Family]) -> dict[str, Any]:
 
 
 def overview(workloads: Sequence[type[Family]]) -> Table:
-    """One row per workload; fits 80 columns. `print_one` shows costs, devices and rates."""
+    """Return one row per workload; fits 80 columns. `print_one` shows costs, devices and rates."""
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("name", "what it is", "source"):
+    for heading in ("name", "about", "source"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "name")
     for each in workloads:
         table.add_row(each.name, each.about, each.source)
@@ -279,7 +282,7 @@ def print_one(workload: type[Family]) -> None:
     for paragraph in _paragraphs(workload):
         out.print(paragraph, markup=False, highlight=False, style="dim")
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("parameter", "default", "what it is"):
+    for heading in ("parameter", "default", "about"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "parameter")
     for name, one in parameters_of(workload).items():
         choices = one.metadata["choices"]
@@ -297,7 +300,7 @@ def _paragraphs(workload: type[Family]) -> list[str]:
 
 
 def _sizes(shown: Shown) -> list[dict[str, Any]]:
-    """One row per pipeline, size and number of steps, smallest first."""
+    """Return one row per pipeline, size and number of steps, smallest first."""
     places: dict[tuple[str, int, Any, int], list[int]] = {}
     for place, one in enumerate(shown.requests):
         places.setdefault((one.pipeline, one.shape.pixels, one.shape, one.steps), []).append(place)
@@ -362,7 +365,7 @@ def sentence(shown: Shown) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Paths as text."""
+    """Return the value with paths as text."""
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     return str(value) if isinstance(value, Path) else value

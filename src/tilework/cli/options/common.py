@@ -19,28 +19,27 @@ Dtype = Annotated[
 WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")]
 VaeTiling = Annotated[
     bool,
-    typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
+    typer.Option("--vae-tiling", help="Decode in tiles: less memory, other images (docs/serving.md)."),
 ]
 Quantize = Annotated[
     str | None,
     typer.Option(
         metavar="int8|fp8|nf4|nvfp4|FILE.gguf[,NAME=...]",
-        help="Quantise the weights of the denoiser, and of other components by name, or take them from a file that has "
-        "them quantised: less memory, other pictures "
-        "(docs/serving.md). Needs the extra quantize.",
+        help="Quantise the weights of the denoiser, and of other components by name, or read quantised weights from a "
+        "file: less memory, other images (docs/serving.md). Needs the extra quantize.",
     ),
 ]
 Offload = Annotated[
     str,
     typer.Option(
-        help="What lies on the device: none: all weights; components: those of the stage that runs, as with "
-        "--weights-memory; layers: those of the layer that runs, which is slow.",
+        help="Weights to keep on the device: none: all; components: those of the running stage, as with "
+        "--weights-memory; layers: those of the running layer, which is slow.",
     ),
 ]
 Attention = Annotated[
     str,
     typer.Option(
-        help="Kernel of attention, which decides last bits: native (torch chooses), cudnn, efficient, flash or math."
+        help="Attention kernel, which decides last bits: native (torch chooses), cudnn, efficient, flash or math."
     ),
 ]
 Compile = Annotated[
@@ -58,7 +57,7 @@ CopyStream = Annotated[
     bool,
     typer.Option(
         "--copy-stream",
-        help="On CUDA, copy states and weights by a stream of their own, beside what runs; not tried on a GPU yet.",
+        help="On CUDA, copy states and weights on a stream of their own while others run; not tried on a GPU yet.",
     ),
 ]
 ProfilesFile = Annotated[
@@ -70,7 +69,7 @@ Adapter = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:CLASS",
-        help="Serves the model in place of the usual adapter: a pipeline of your own (docs/new_models.md), or an "
+        help="Class that serves the model in place of the usual adapter: your own pipeline (docs/new_models.md), or an "
         "adapter, for example with one more stage (docs/change.md).",
     ),
 ]
@@ -78,11 +77,11 @@ Adapter = Annotated[
 # What is simulated.
 DevicesPerNode = Annotated[
     int | None,
-    typer.Option(min=1, help="Devices of a node, which no group leaves; default: the cost table's."),
+    typer.Option(min=1, help="Devices per node, which no group leaves; default: the cost table's."),
 ]
 SwitchMs = Annotated[
     float,
-    typer.Option(min=0, help="Time lost when devices change to another job, or a job to other devices."),
+    typer.Option(min=0, help="Milliseconds lost when devices change to another job, or a job to other devices."),
 ]
 Jitter = Annotated[float, typer.Option(min=0, max=1, help="Relative standard deviation of each duration.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes to use; default: one per core.")]
@@ -100,7 +99,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "800MB" (powers of 1000), "2GiB" (powers of 1024) and the like.
+    """Return the bytes of "800MB" (powers of 1000), "2GiB" (powers of 1024) and the like.
 
     Raises:
         typer.BadParameter: it is not such a text, or less than a mebibyte.

@@ -51,7 +51,8 @@ def read_into(ctx: typer.Context, path: Path | None) -> Path | None:
 
 def _of_command(ctx: typer.Context, path: Path) -> dict[str, Any]:
     """Return the file's values of the command's options, by key. Raises UserError, also for other mistakes."""
-    table, parameters = _read(path), _parameters(ctx)
+    table = _read(path)
+    parameters = _parameters(ctx)
     known = [*parameters, *_server_names()]
     for key in table:
         if key not in known:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer calls it: a parameter that is a group becomes the options that are its fields.
+    """Return `command` as typer calls it: a parameter that is a group becomes the options that are its fields.
 
     A group is a frozen dataclass whose annotations are as typer reads them. Its `heading` (a ClassVar) stands over its
     options in the help of a `GroupedCommand`.

@@ -59,7 +59,9 @@ class Extent:
 
 def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
     """Search. Raises UnknownCost, and what a policy or the simulation raises."""
-    begin_s, question, num_trials = monotonic(), asked.question, 0
+    begin_s = monotonic()
+    question = asked.question
+    num_trials = 0
 
     def done(trial: Trial, outcome: Outcome) -> None:
         nonlocal num_trials
@@ -75,7 +77,8 @@ def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
         own = _own(alone, choice)
         asked_too = WHAT_IFS if extent.has_what_ifs else ()
         what_ifs = [searches.sized(own.sizing.hardware, what_if, like=own) for what_if in asked_too if own is not None]
-    stages, no_stages = None, ""
+    stages = None
+    no_stages = ""
     if extent.has_stages:
         stages, no_stages = _stages(question, own, lambda what: on_step(what, num_trials))
     return Answer(
@@ -106,7 +109,8 @@ class _Searches:
         like: Sized | None = None,
     ) -> Sized:
         """Search; it begins where another one on this hardware, `like`, has ended."""
-        question, numbers = self.asked.question, self.asked.numbers[hardware]
+        question = self.asked.question
+        numbers = self.asked.numbers[hardware]
         sizing = Sizing(
             hardware=hardware,
             numbers=numbers,
@@ -145,7 +149,8 @@ def _stages(question: Question, own: Sized | None, on_step: Callable[[str], None
     """Return the division of the devices that were found, or why there is none."""
     if own is None or own.fewest is None:
         return None, "no number of devices is enough; there is nothing to divide"
-    hardware, fewest = own.sizing.hardware, own.fewest
+    hardware = own.sizing.hardware
+    fewest = own.fewest
     try:
         plan = stage_plan(question, hardware, fewest, lambda one: on_step(f"stages {one.counts or 'undivided'}"))
     except NoStages as error:

@@ -139,7 +139,7 @@ def _check(wanted: Wanted) -> None:
 
 
 def _check_number(requests: Sequence[Request], wanted: Wanted) -> None:
-    """Raises UserError if a number of devices could not meet the target even with all deadlines kept."""
+    """Raise UserError if a number of devices could not meet the target even with all deadlines kept."""
     num_due = sum(one.deadline_ns is not None for one in requests)
     needed = num_to_show(wanted.target)
     if num_due * wanted.num_samples < needed:

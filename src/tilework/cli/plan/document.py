@@ -16,7 +16,7 @@ from tilework.sim.plan.stages import Partition, StagePlan
 
 
 def document_of(answer: Answer) -> dict[str, Any]:
-    """Shares are parts of 1. `choice` is null if nothing that may be bought is enough."""
+    """Return the answer as JSON. Shares are parts of 1. `choice` is null if nothing that may be bought is enough."""
     asked = answer.asked
     return {
         "simulated": True,

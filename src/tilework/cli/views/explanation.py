@@ -29,9 +29,10 @@ MOST_LATE = 10
 
 
 def request_document(history: History, past: PastRequest) -> dict[str, Any]:
-    """Everything about one request; times in seconds from its arrival, but for `arrival_s`."""
+    """Return everything about one request; times are in seconds from its arrival, but for `arrival_s`."""
     account = account_of(history, past)
-    request, arrival_ns = past.request, past.request.arrival_ns
+    request = past.request
+    arrival_ns = past.request.arrival_ns
     return {
         "uid": request.uid,
         "job": past.job_id,
@@ -145,8 +146,9 @@ def _late(history: History, past: PastRequest) -> dict[str, Any]:
 
 
 def _work(work: EndedWork, past: PastRequest) -> dict[str, Any]:
-    """One work. `actual_s` is None if it was stopped or lost: its begin is not in the log then."""
-    arrival_ns, steps = past.request.arrival_ns, steps_of(work.work, past.job_id)
+    """Return one work. `actual_s` is None if it was stopped or lost: its begin is not in the log then."""
+    arrival_ns = past.request.arrival_ns
+    steps = steps_of(work.work, past.job_id)
     measured = isinstance(work, PastWork) and work.run_ns is not None
     return {
         "work": work.work.work_id,
@@ -191,7 +193,7 @@ def print_request(document: Mapping[str, Any], names: RequestNames) -> None:
 
 
 def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
-    """One line each; those of several requests of one call begin with the name of their request."""
+    """Print one line for each; lines of several requests of one call begin with the name of their request."""
     several = len({decision.get("uid") for decision in decisions}) > 1
     for decision in decisions:
         name = f"{decision['uid']}  " if several else ""
@@ -199,7 +201,7 @@ def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_summary(document: Mapping[str, Any], log: Path, names: RequestNames) -> None:
-    attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of deadlines were kept"
+    attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of deadlines kept"
     print_line(
         f"{document['policy']} on {counted_devices(document['devices'])}: {document['requests']} requests in "
         f"{document['seconds']:.1f} s{attained}",
@@ -208,21 +210,21 @@ def print_summary(document: Mapping[str, Any], log: Path, names: RequestNames) -
     print_line("outcomes: " + _counts(document["by_outcome"]))
     if document["eta_error_median_s"] is not None:
         print_line(
-            f"ends: {_error_text(document['eta_error_median_s'])} in the median, "
-            f"{_span(document['eta_error_median_abs_s'])} off either way"
+            f"predicted finishes: requests ended {_error_text(document['eta_error_median_s'])} (median; "
+            f"{_span(document['eta_error_median_abs_s'])} off either way)"
         )
     if any(document["promises"].values()):
-        forced = f"{document['starts_forced']} of {document['works']} runs were started by the guard for them"
-        held = f"starts and stops held back: {document['held_back']}"
+        forced = f"the guard started {document['starts_forced']} of {document['works']} runs for them"
+        held = f"it held back {document['held_back']} starts and stops"
         print_line(f"promises: {_counts(document['promises'])}; {forced}; {held}")
     if document["refused"]:
         print_line("refused: " + _counts(document["refused"]))
     print_line(
         f"{document['works']} runs, {document['moves']} moves of a state, "
-        f"{document['dropped_to_best_effort']} dropped to best effort, {document['lost_works']} runs lost"
+        f"{document['dropped_to_best_effort']} requests dropped to best effort, {document['lost_works']} runs lost"
     )
     for lost in document["lost_devices"]:
-        print_line(f"device {lost['device_id']} was lost at {lost['at_s']:.3f} s: {lost['reason']}")
+        print_line(f"lost device {lost['device_id']} at {lost['at_s']:.3f} s: {lost['reason']}")
     for placed in document["placements"]:
         groups = ", ".join(f"{name} on {devices_text(tuple(group))}" for name, group in placed["groups"].items())
         print_line(f"placement from {placed['at_s']:.3f} s on: {groups}: {placed['why']}")
@@ -230,12 +232,12 @@ def print_summary(document: Mapping[str, Any], log: Path, names: RequestNames) -
         out.print(_latest_table(document["latest"], names))
         print_line(f"ask about one: tilework explain {log} {names.short(document['latest'][0]['uid'])}")
     else:
-        print_line(f"no request was done late; ask about any: tilework explain {log} UID")
+        print_line(f"no request was late; ask about any: tilework explain {log} UID")
 
 
 def _ending(document: Mapping[str, Any]) -> str:
     if document["finish_s"] is None:
-        return "not finished when the log ends"
+        return "still open at the end of the log"
     text = f"{document['status']} {_span(document['finish_s'])} after arrival"
     if document["slack_s"] is not None:
         slack_s = document["slack_s"]
@@ -255,16 +257,16 @@ def _waiting(document: Mapping[str, Any], names: RequestNames) -> str:
     if others:
         named = ", ".join(f"{names.short(one['uid'])} {_span(one['seconds'])}" for one in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        text += f"; its devices worked for {named}{more}"
+        text += f"; its devices ran {named}{more}"
     if document["loading_s"]:
         text += f"; its devices loaded weights for {_span(document['loading_s'])}"
-    return f"{text}; its devices had no work for {_span(document['idle_s'])} of it" if document["waited_s"] else text
+    return f"{text}; its devices were idle for {_span(document['idle_s'])} of it" if document["waited_s"] else text
 
 
 def _works_table(works: Iterable[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("begin", "end", "what", "on", "predicted", "took", "difference", ""):
-        table.add_column(heading, justify="left" if heading in ("what", "on", "") else "right")
+    for heading in ("begin", "end", "run", "devices", "predicted", "took", "difference", ""):
+        table.add_column(heading, justify="left" if heading in ("run", "devices", "") else "right")
     for work in works:
         predicted_s, actual_s = work["predicted_s"], work["actual_s"]
         first, last = work["steps"] or (None, None)
@@ -290,7 +292,8 @@ def _latest_table(latest: Iterable[Mapping[str, Any]], names: RequestNames) -> T
     table.add_column("late by", justify="right")
     table.add_column("because", overflow="fold")
     for one in latest:
-        name, because = escape(_plain(names.short(one["uid"]))), escape(_plain(one["cause"]))
+        name = escape(_plain(names.short(one["uid"])))
+        because = escape(_plain(one["cause"]))
         table.add_row(name, one["size"], _span(one["late_s"]), because)
     return table
 
@@ -352,7 +355,8 @@ class RequestNames:
 
     def short(self, uid: str) -> str:
         """Return a name that means this request alone: its uid, or a beginning of it with eight characters or more."""
-        past, call = self._by_uid[uid], call_of(uid)
+        past = self._by_uid[uid]
+        call = call_of(uid)
         for num_chars in range(_LEAST_CHARS, len(call) + 1):
             for name in (uid[:num_chars], uid[:num_chars] + uid[len(call) :]):
                 if self.named(name) == [past]:

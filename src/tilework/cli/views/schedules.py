@@ -55,13 +55,13 @@ def served_in(trace: Trace) -> list[ServedRequest]:
 
 
 def served_live(history: History) -> list[ServedRequest]:
-    """Requests that ended; one that a cut-off log leaves open is left out."""
+    """Return the requests that ended, without those that a cut-off log leaves open."""
     ended = [past for past in history.requests if past.status is not None]
     return [ServedRequest(request=p.request, status=str(p.status), finish_ns=p.finish_ns) for p in ended]
 
 
 def schedule_of_trace(trace: Trace, ids: Mapping[str, RequestId]) -> Schedule:
-    """`ids` names the requests as their workload does, by uid."""
+    """Return the schedule of a trace; `ids` names the requests as their workload does, by uid."""
     jobs = _job_ids(trace)
     works = tuple(
         _work_line(run.work, [ids[jobs[job_id]] for job_id in run.work.job_ids], run.start_ns, run.end_ns, run.steps)
@@ -137,7 +137,8 @@ def stage_times(history: History) -> tuple[StageTime, ...]:
     requests = {past.job_id: past.request for past in history.requests}
     ratios: dict[tuple[str, str], list[float]] = {}
     for past in history.works:
-        stage, request = past.work.stage, requests[past.work.job_ids[0]]
+        stage = past.work.stage
+        request = requests[past.work.job_ids[0]]
         if past.run_ns is None or past.predicted_ns is None or len(past.work.job_ids) > 1:
             continue
         if request.preview_every or request.passes != 1:

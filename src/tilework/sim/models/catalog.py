@@ -53,7 +53,9 @@ class SimCatalog:
         handle: Callable[[Event], None],
         open_requests: Callable[[], Iterable[Request]],
     ) -> None:
-        self._controller, self._handle, self._open_requests = controller, handle, open_requests
+        self._controller = controller
+        self._handle = handle
+        self._open_requests = open_requests
         self._offer = _Offer.of(controller().costs.table)
         self._waiting = deque[Change]()
         self.num_made = 0
@@ -138,7 +140,8 @@ class SimCatalog:
 
     def _is_refused(self, served: ModelServed, is_unusable: bool) -> bool:
         """Raises ChangeMisjudged."""
-        costs, before = self._controller().costs, self._table
+        costs = self._controller().costs
+        before = self._table
         version = costs.version
         try:
             self._controller().check(served)

@@ -21,7 +21,8 @@ from tilework.sim.faults import FaultInjector
 from tilework.sim.network import Network
 from tilework.sim.runs import Run, State
 
-SILENCE_NS, _FETCH_S = 10 * NS_PER_S, 10.0  # As `runtime.nodes.config` has it.
+SILENCE_NS = 10 * NS_PER_S  # As `runtime.nodes.config` has it.
+_FETCH_S = 10.0  # As `runtime.nodes.config` has it.
 _UNHEARD_NS = NS_PER_S  # As `runtime.nodes.remote_node` has it.
 _MAX_PING_NS = 5 * NS_PER_MS  # One way.
 
@@ -47,13 +48,18 @@ class SimNodes:
         on_fetched: Callable[[int, int, int, int], None],
         on_unheard: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self._num, self._clock, self._injector, self._network = num_nodes, clock, injector, network
-        self._state_copies, self._on_fetched = min(state_copies, num_nodes), on_fetched
+        self._num = num_nodes
+        self._clock = clock
+        self._injector = injector
+        self._network = network
+        self._state_copies = min(state_copies, num_nodes)
+        self._on_fetched = on_fetched
         self._on_unheard = on_unheard
         self._sessions: dict[int, NodeSession] = {}
         self._states: dict[str, State] = {}
         self._forgotten: set[StateBlob] = set()
-        self._names, self._epochs = count(1), count(1)
+        self._names = count(1)
+        self._epochs = count(1)
         self._sent_in: dict[int, NodeSession] = {}  # The sessions of works, by their ids.
         self.num_outdated = 0  # Messages of sessions that were given up, and works of ended ones, that counted.
         self.num_clock_errors = 0  # Times that were off by more than was stated.
@@ -79,7 +85,8 @@ class SimNodes:
         before = self._sessions.get(node)
         if before is not None and not before.has_ended:
             return
-        ahead_ns, kept = 0, set[str]() if before is None else before.files
+        ahead_ns = 0
+        kept = set[str]() if before is None else before.files
         if self._injector.injects("clock"):
             ahead_ns = ns_from_s((self._injector.fraction("clock") * 2 - 1) * self._injector.faults.size("clock"))
         self._sessions[node] = session = NodeSession(node, next(self._epochs), ahead_ns, self._tell, kept)
@@ -161,7 +168,7 @@ class SimNodes:
         self._sent_in[work_id] = self.places.there[node]
 
     def begin_work(self, work_id: int, node: int) -> None:
-        """Devices of a node begin a work, which must have been sent in its session."""
+        """Note that devices of a node begin a work, which must have been sent in its session."""
         self.num_outdated += self._sent_in.get(work_id) is not self._sessions[node]
 
     def to_node(self, session: NodeSession, call: Callable[[], None]) -> None:
@@ -235,7 +242,8 @@ class SimNodes:
 
     def _fetch(self, session: NodeSession, message: FetchBlobs) -> None:
         """Begin to fetch: what its origin discards later comes all the same, unless the origin is lost."""
-        found, reason = list[StateBlob](), ""
+        found = list[StateBlob]()
+        reason = ""
         origin = next((one for one in self._sessions.values() if one.origin == message.origin), None)
         for blob in message.blobs:
             if origin is None or not self.is_there(blob, origin):
@@ -249,7 +257,9 @@ class SimNodes:
             return
         takes_s = self._injector.magnitude("fetch")
         if takes_s > message.timeout_s:
-            takes_s, fetch.found, reason = message.timeout_s, (), "it took too long"
+            takes_s = message.timeout_s
+            fetch.found = ()
+            reason = "it took too long"
         end = partial(self._end_fetch, session, fetch, reason)
         self._clock.at(self._clock.now_ns + ns_from_s(takes_s), end, is_device_event=True)
 
@@ -270,7 +280,8 @@ class SimNodes:
         if session.has_ended or session.coming.get(message.blobs[0].name) is not fetch:
             return
         if fetch.origin is None or fetch.origin.has_ended:
-            fetch.found, reason = (), "its node was lost"
+            fetch.found = ()
+            reason = "its node was lost"
         session.files |= {blob.name for blob in fetch.found}
         for blob in message.blobs:
             del session.coming[blob.name]
@@ -326,7 +337,8 @@ class NodeSession:
     def __init__(
         self, node: int, epoch: int, ahead_ns: int, tell: Callable[[NodeSession, object], None], files: Iterable[str]
     ) -> None:
-        self.node, self.origin = node, Origin(f"node {node}", 0, epoch)
+        self.node = node
+        self.origin = Origin(f"node {node}", 0, epoch)
         self.has_started = True
         self.fetches: dict[int, FetchBlobs] = {}
         self.is_cordoned = self.is_handing_over = False
@@ -369,7 +381,8 @@ class SimLinks:
     def __init__(
         self, after: Callable[[int, Callable[[], None]], None], on_event: Callable[[LinksChanged], object]
     ) -> None:
-        self._after, self._on_event = after, on_event
+        self._after = after
+        self._on_event = on_event
         self._cuts: Counter[int] = Counter()  # By device: how many have not ended.
 
     def cut(self, devices: Iterable[int], length_ns: int) -> None:

@@ -42,7 +42,8 @@ class StateTransfers:
 
     def _send(self, move: StateMove, transfers: Mapping[int, StateTransfer]) -> None:
         """Send each node its transfers, and tell it to fetch what it lacks before. A node that is lost gets nothing."""
-        blobs, by_node = [one.blob for one in move.states], dict[int, dict[int, StateTransfer]]()
+        blobs = [one.blob for one in move.states]
+        by_node = dict[int, dict[int, StateTransfer]]()
         for target, transfer in transfers.items():
             by_node.setdefault(self._layout.node(target), {})[target] = transfer
         for node, some in by_node.items():

@@ -149,12 +149,12 @@ class Judge:
         return not self._open
 
     def end(self) -> None:
-        """No event is left: what is not done by now is missed."""
+        """End without further events: deadlines not kept by now are missed."""
         self._missed += self._open
         self._open.clear()
 
     def blocks(self) -> tuple[Block, ...]:
-        """Requests with a deadline in the order of their arrival, in blocks of equal size to within one."""
+        """Return requests with a deadline in the order of their arrival, in blocks of equal size to within one."""
         num = min(BLOCKS, len(self._place))
         due, missed = [0] * num, [0] * num
         for place in self._place.values():

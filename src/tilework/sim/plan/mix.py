@@ -71,7 +71,7 @@ def cheapest(
 def _divisions(
     requests: Sequence[Request], tables: Mapping[str, CostTable], prices: Mapping[str, float]
 ) -> Iterator[tuple[float, Division]]:
-    """Divisions of the sizes between two kinds of hardware, each with the least that they can cost per hour."""
+    """Yield divisions of the sizes between two kinds of hardware, each with the least that they can cost per hour."""
     sizes = sizes_of(requests)
     until_ns = max(one.arrival_ns if one.deadline_ns is None else one.deadline_ns for one in requests)
     span_ns = max(1, until_ns - requests[0].arrival_ns)
@@ -94,7 +94,8 @@ def _has_deadline(sizes: Mapping[Size, Sequence[Request]], some: Sequence[Size])
 
 def _usd(sizes: Mapping[Size, Sequence[Request]], table: CostTable, usd_per_ns: float) -> dict[Size, float]:
     """Return the cost of the requests of each size on a hardware; infinite where it cannot serve them in time."""
-    costs, known = TableCosts(table), {row.pipeline for row in table.rows}
+    costs = TableCosts(table)
+    known = {row.pipeline for row in table.rows}
     found = {}
     for size, requests in sizes.items():
         slos_ns = [one.deadline_ns - one.arrival_ns for one in requests if one.deadline_ns is not None]

@@ -169,7 +169,8 @@ class _Search:
     met: int | None = None
 
     def __post_init__(self) -> None:
-        load, numbers = self.demand.load, self.sizing.numbers
+        load = self.demand.load
+        numbers = self.sizing.numbers
         self.below = bisect_left(numbers, self.demand.least) - 1
         self.guess = max(self.below + 1, bisect_left(numbers, load + self.sizing.spare * sqrt(load)))
 

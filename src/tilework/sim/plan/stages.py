@@ -86,9 +86,11 @@ def stage_plan(
     on_done: Callable[[Partition], None] = lambda partition: None,
 ) -> StagePlan:
     """Divide the devices of one hardware, for the first sample of the traffic. Raises NoStages, UnknownCost."""
-    requests, table = question.sample_of(0).simulated, question.tables[hardware]
+    requests = question.sample_of(0).simulated
+    table = question.tables[hardware]
     taken = _taken(requests, table, num_devices)
-    services, costs = taken.services.all(), TableCosts(table)
+    services = taken.services.all()
+    costs = TableCosts(table)
     num = num_devices // taken.widest
     if len(services) < 2 or num < len(services):
         raise NoStages(
@@ -114,7 +116,8 @@ def stage_plan(
 
 def _taken(requests: Sequence[Request], table: CostTable, num_devices: int) -> Taken:
     """Return the demand of all requests on each service."""
-    costs, taken = TableCosts(table), Taken(mode=OnePieceDispatch().mode, services=Services())
+    costs = TableCosts(table)
+    taken = Taken(mode=OnePieceDispatch().mode, services=Services())
     for request in requests:
         taken.note(request, costs)
     width = min(taken.wanted, table.devices_per_node, num_devices)
@@ -135,9 +138,13 @@ class _Study:
         width: int,
         on_done: Callable[[Partition], None],
     ) -> None:
-        self._question, self._table, self._requests = question, question.tables[hardware], requests
+        self._question = question
+        self._table = question.tables[hardware]
+        self._requests = requests
         self._sim = replace(question.sim, num_devices=num_devices)
-        self._each_s, self._width, self._on_done = each_s, width, on_done
+        self._each_s = each_s
+        self._width = width
+        self._on_done = on_done
         self.known: dict[tuple[int, ...], Partition] = {}
 
     def climbed(self, at: Partition) -> Partition:
@@ -176,7 +183,7 @@ def _attainment(endings: Sequence[Ending]) -> float | None:
 
 
 def _mean_s(endings: Sequence[Ending]) -> float:
-    """Mean latency; infinite if a request has no image."""
+    """Return the mean latency; infinite if a request has no image."""
     is_whole = all(one.status is Status.DONE for one in endings)
     return fsum(s_from_ns(one.latency_ns) for one in endings) / len(endings) if is_whole else inf
 

@@ -102,7 +102,7 @@ def num_samples(num_due: int, size: int) -> int:
 
 
 def _spread(num: int) -> list[int]:
-    """0 to `num` - 1, such that the first few are spread evenly, whatever their number (van der Corput's sequence)."""
+    """Return 0 to `num` - 1 in an order whose first few are spread evenly (van der Corput's sequence)."""
     bits = max(1, (num - 1).bit_length())
     reversed_ = (int(f"{place:0{bits}b}"[::-1], 2) for place in range(1 << bits))
     ordered = [place for place in reversed_ if place < num]

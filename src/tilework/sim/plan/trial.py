@@ -81,7 +81,8 @@ class Outcome:
 def tried(question: Question, trial: Trial) -> Outcome:
     """Simulate one trial. Raises what a policy or the simulation raises."""
     sample = question.sample_of(trial.sample, trial.what_if, trial.sizes)
-    requests, judge = sample.simulated, Judge(sample.judged, question.target)
+    requests = sample.simulated
+    judge = Judge(sample.judged, question.target)
     config = replace(question.sim, num_devices=trial.num_devices, seed=trial.sample)
     simulation = Simulation(question.controller, question.tables[trial.hardware], config)
     with without_collections():
@@ -103,7 +104,8 @@ def tried(question: Question, trial: Trial) -> Outcome:
 def _device_s(runs: Sequence[Run]) -> dict[tuple[str, str, int], float]:
     found: Counter[tuple[str, str, int]] = Counter()
     for run in runs:
-        stage, degree = run.work.stage, len(run.devices)
+        stage = run.work.stage
+        degree = len(run.devices)
         found[stage.pipeline, stage.name, degree] += degree * (run.end_ns - run.start_ns)
     return {key: s_from_ns(device_ns) for key, device_ns in sorted(found.items())}
 
@@ -145,7 +147,7 @@ def _noted(trial: Trial, outcome: Outcome, on_done: Callable[[Trial, Outcome], N
 
 
 def _begin(question: Question) -> None:
-    """Ctrl-C is left to the parent process, which ends this one."""
+    """Leave Ctrl-C to the parent process, which ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _asked.append(question)
 

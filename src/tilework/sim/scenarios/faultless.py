@@ -41,7 +41,8 @@ from tilework.sim.scenarios.scenario import (
 
 _TIGHTNESS = (1.2, 10.0), (1.2, 10.0), (1.2, 2.5), (2.0, 5.0)
 """Ranges of deadlines, as multiples of the best latency."""
-_LONG_SHARE, _MANY = 0.1, 120
+_LONG_SHARE = 0.1
+_MANY = 120
 _WIDE = (1, 2, 4, 8)
 
 
@@ -50,7 +51,8 @@ def faultless_scenario(seed: int, policy: str | None = None, changes: bool | Non
 
     One in ten is long, on many devices: there steps are stopped more often.
     """
-    random, is_long = Random(f"faultless/{seed}"), Random(f"long/{seed}").random() < _LONG_SHARE
+    random = Random(f"faultless/{seed}")
+    is_long = Random(f"long/{seed}").random() < _LONG_SHARE
     graph = with_slots(some_shared(made_up_graph(random), random), random)
     graph = with_wide_stages(graph, random)
     table = made_up_table(
@@ -89,7 +91,7 @@ def faultless_scenario(seed: int, policy: str | None = None, changes: bool | Non
 
 
 def _requests(random: Random, *, is_long: bool) -> tuple[Request, ...]:
-    """Requests that all arrive at once, without deadlines."""
+    """Make requests that all arrive at once, without deadlines."""
     most_steps = random.choice((1, 4, 20, 20))
     num_requests = _MANY if is_long else random.randint(4, 40)
     return tuple(_request(random, str(index), most_steps) for index in range(num_requests))
@@ -118,8 +120,10 @@ def _with_deadlines(made: Scenario, random: Random) -> Scenario:
     mean_ns = sum(device_ns for _, device_ns in takes) / len(takes)
     gap_ns = mean_ns / (random.uniform(0.4, 1.5) * made.config.num_devices)
     least, most = random.choice(_TIGHTNESS)
-    promised, no_deadline = random.uniform(0.3, 1.0), random.choice((0.0, 0.1, 0.4))
-    arrival_ns, requests = 0, list[Request]()
+    promised = random.uniform(0.3, 1.0)
+    no_deadline = random.choice((0.0, 0.1, 0.4))
+    arrival_ns = 0
+    requests = list[Request]()
     for request, (best_ns, _) in zip(made.requests, takes, strict=True):
         arrival_ns += round(random.expovariate(1) * gap_ns)
         deadline_ns = arrival_ns + round(random.uniform(least, most) * best_ns)

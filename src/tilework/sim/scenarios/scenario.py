@@ -87,7 +87,8 @@ def scenario(
     devices_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
     chosen = _swarm_faults(seed)
-    batch_random, slot_random = Random(f"batches/{seed}"), Random(f"slots/{seed}")
+    batch_random = Random(f"batches/{seed}")
+    slot_random = Random(f"slots/{seed}")
     is_overload = random.random() < 0.04
     if is_overload:
         num_devices = 1
@@ -133,7 +134,8 @@ def scenario(
 
 
 def _swarm_faults(seed: int) -> Faults:
-    random, later = Random(f"faults/{seed}"), [name for names in _LATER_FAULTS for name in names]
+    random = Random(f"faults/{seed}")
+    later = [name for names in _LATER_FAULTS for name in names]
     if random.random() < 0.05:
         return Faults()
     faults = _drawn([name for name in FAULTS if name not in later], random)
@@ -172,7 +174,8 @@ def with_loras(made: Scenario, random: Random) -> Scenario:
         )
         for index in range(random.choice((1, 2, 3, 6)))
     }
-    memory_bytes, room = table.memory_bytes, random.choice((0, 2, 2)) * WEIGHTS_UNIT
+    memory_bytes = table.memory_bytes
+    room = random.choice((0, 2, 2)) * WEIGHTS_UNIT
     return replace(
         made,
         table=replace(
@@ -205,7 +208,9 @@ def with_pools(made: Scenario, random: Random) -> Scenario:
     """
     if random.random() < 0.75 or not keeps_pools(made.controller.policy):
         return made
-    table, ids, suffix = made.table, range(made.config.num_devices), random.choice(("", " too"))
+    table = made.table
+    ids = range(made.config.num_devices)
+    suffix = random.choice(("", " too"))
     both = (PIPELINE, _OTHER)
     restricted = random.choice(((PIPELINE,), both, both))
     others = {
@@ -234,7 +239,8 @@ def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.
     """
     if random.random() < 0.75:
         return made
-    table, choices = made.table, (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
+    table = made.table
+    choices = (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
     of_steps = CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3.0)
     cached = [
         replace(row, seconds=row.seconds * time, cache=choices[0], skipped=1 - time, skipped_std=std)
@@ -263,7 +269,8 @@ def with_changes(made: Scenario, random: Random) -> Scenario:
     if made.table.devices or isinstance(make_policy(made.controller.policy), NeedsFuture):
         return made
     names = [f"added {index}" for index in range(random.choice((1, 2, 3)))]
-    share, last_ns = random.choice((0.3, 0.6)), max(request.arrival_ns for request in made.requests)
+    share = random.choice((0.3, 0.6))
+    last_ns = max(request.arrival_ns for request in made.requests)
     requests = [
         replace(one, pipeline=random.choice(names)) if random.random() < share else one for one in made.requests
     ]
@@ -275,7 +282,8 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
     """Poisson arrivals. In an overload, which lasts minutes, only a few of the first requests have no deadline: these
     could starve.
     """
-    arrival_s, requests = 0.0, []
+    arrival_s = 0.0
+    requests = []
     no_deadline = 0.3 if is_overload else random.choice((0.0, 0.3, 1.0))
     promised = random.choice((0.0, 0.3, 1.0))
     for index in range(num_requests):

@@ -51,10 +51,11 @@ def parameter(
 
 
 def check(workload: str, one: Field[Any], value: Any) -> None:
-    """Raises BadParameter if the value is not allowed; None is allowed where it is the default."""
+    """Raise BadParameter if the value is not allowed; None is allowed where it is the default."""
     if value is None and one.default is None:
         return
-    type_, rules = one.metadata["type"], one.metadata
+    type_ = one.metadata["type"]
+    rules = one.metadata
     if not _is_a(value, type_):
         raise BadParameter(workload, one.name, f"is {value!r}; use {_wanted(one)}")
     if rules["choices"] and value not in rules["choices"]:
@@ -168,7 +169,7 @@ class Family(ABC):
         return BadParameter(self.name, name, f"is {getattr(self, name)!r}; {remedy}")
 
     def optimal_s(self, item: Item) -> float:
-        """Latency alone, each stage at its optimal degree."""
+        """Return the latency of an item alone, each stage at its optimal degree."""
         return s_from_ns(optimal_latency_ns(costs_of(self.cost_table), *item))
 
 
@@ -191,20 +192,20 @@ class RatedFamily(Family):
 
     @property
     def count(self) -> int:
-        """Return the number of requests."""
+        """Number of requests."""
         assert self.num_requests is not None
         return self.num_requests
 
     @abstractmethod
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
-        """One per arrival."""
+        """Return one item per arrival."""
 
     @abstractmethod
     def slo_s(self, item: Item) -> float | None:
         """Return the deadline of an item before `scale`, in seconds from its arrival; None is best effort."""
 
     def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:
-        """One per item, before `scale`; for those whose deadline is not decided by what is asked for."""
+        """Return one deadline per item, before `scale`; for workloads whose deadlines do not depend on items alone."""
         return map(self.slo_s, items)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
@@ -255,7 +256,7 @@ class RatedFamily(Family):
 
 
 def diurnal(peak: float) -> list[float]:
-    """Relative rates over a day that begins in its trough: a sine whose highest value is `peak` times its lowest."""
+    """Return relative rates over a day that begins in its trough: a sine, at most `peak` times its least."""
     swing = (peak - 1) / (peak + 1)
     return [1 - swing * sin(pi / 2 + 2 * pi * (part + 0.5) / DIURNAL_PARTS) for part in range(DIURNAL_PARTS)]
 

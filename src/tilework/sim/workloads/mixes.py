@@ -26,7 +26,9 @@ from tilework.sim.workloads.family import (
     table_of,
 )
 
-BY_BLOCKS, OVER_A_DAY, OF_A_TRACE = "dynamic", "diurnal", "trace"
+BY_BLOCKS = "dynamic"
+OVER_A_DAY = "diurnal"
+OF_A_TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,8 @@ class TableMixes(RatedFamily):
         return _bent(arrivals_s, self._rates())
 
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
-        rng, mixes = stream(seed, "items"), self._mixes()
+        rng = stream(seed, "items")
+        mixes = self._mixes()
         if self.load != BY_BLOCKS:
             day = mixes.diurnal
             mix = day.mix if self.load == OVER_A_DAY and day is not None else self.load
@@ -137,7 +140,8 @@ class TableMixes(RatedFamily):
 
     def _rates(self) -> list[tuple[float, float]]:
         """Return the parts of a changing load: how many seconds each is long, and its rate relative to the others."""
-        mixes, span_s = self._mixes(), self.count / self.rate_per_s
+        mixes = self._mixes()
+        span_s = self.count / self.rate_per_s
         if self.load == BY_BLOCKS:
             unit_s = span_s / mixes.dynamic[-1].to_min
             return [((one.to_min - one.from_min) * unit_s, one.rate_factor) for one in mixes.dynamic]
@@ -146,7 +150,8 @@ class TableMixes(RatedFamily):
 
     def _shares(self, weights: Mapping[str, float]) -> dict[Item, float]:
         """Return the shares of what is asked for, by weights of mixes."""
-        table, shares = table_of(self.cost_table), dict[Item, float]()
+        table = table_of(self.cost_table)
+        shares = dict[Item, float]()
         for name, weight in weights.items():
             mix: Mix = table.mixes.by_name[name]
             total = sum(mix.values())
@@ -176,7 +181,9 @@ def _bent(arrivals_s: Sequence[float], rates: Sequence[tuple[float, float]]) -> 
     """
     span_s, total = sum(seconds for seconds, _ in rates), sum(seconds * rate for seconds, rate in rates)
     moved: list[float] = []
-    part, from_s, begun_s = 0, 0.0, 0.0  # The part, when it begins, and when it would begin at a constant rate.
+    part = 0
+    from_s = 0.0  # Begin of the part.
+    begun_s = 0.0  # Begin of the part at a constant rate.
     for at_s in arrivals_s:
         while part < len(rates) and at_s >= begun_s + span_s * rates[part][0] * rates[part][1] / total:
             begun_s += span_s * rates[part][0] * rates[part][1] / total

@@ -63,7 +63,8 @@ def make_workload(name: str, values: Mapping[str, Any] | None = None) -> Family:
         UnknownWorkload: there is none of this name.
         BadParameter: it has no such parameter, or the value is not allowed.
     """
-    workload, values = family(name), values or {}
+    workload = family(name)
+    values = values or {}
     _check_names(workload, values)
     return workload(**values)
 

@@ -42,7 +42,7 @@ def check_requests(
 
 
 def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
-    """Requests on the simulation's clock; the uid is the request's id as text. Unknown classes weigh 1."""
+    """Return requests on the simulation's clock; the uid is the request's id as text. Unknown classes weigh 1."""
     return [
         Request(
             uid=str(index if line.id is None else line.id),

@@ -18,9 +18,9 @@ VIDEOS = tuple(Item("hunyuanvideo", Shape(544, 960, frames), 6) for frames in (1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoServing(RatedFamily):
-    """Pictures with deadlines of seconds beside videos that hold devices for minutes, after GENSERVE (2604.04335).
+    """Images with deadlines of seconds beside videos that hold devices for minutes, after GENSERVE (2604.04335).
 
-    A share of the requests are videos; pictures and videos are each equally often of every size, and their deadlines
+    A share of the requests are videos; images and videos are each equally often of every size, and their deadlines
     are 2.5 times the latency at the optimal degree (TridentServe's rule).
 
     All but the idea is ours: we have neither the paper's models nor its figures. The devices are L20, whose tables of
@@ -29,7 +29,7 @@ class CoServing(RatedFamily):
 
     name: ClassVar[str] = "coserving"
     source: ClassVar[str] = "ours, after GENSERVE"
-    about: ClassVar[str] = "pictures and videos side by side"
+    about: ClassVar[str] = "images and videos side by side"
     table: ClassVar[str] = "flux1_l20+hunyuanvideo_l20"
     num_devices: ClassVar[int] = 16
 
@@ -48,7 +48,7 @@ class CoServing(RatedFamily):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeavyTail(RatedFamily):
-    """Device times of a Pareto distribution: a picture of 4096 px takes 440 times as long as most.
+    """Device times of a Pareto distribution: an image of 4096 px takes 440 times as long as most.
 
     Each request draws its device time, at least that of the smallest size, and gets the largest size that takes no
     more. Deadlines are 2.5 times the latency at the optimal degree. Small requests behind a huge one are the test: a
@@ -59,7 +59,7 @@ class HeavyTail(RatedFamily):
 
     name: ClassVar[str] = "heavy-tail"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "a few huge pictures among many small ones"
+    about: ClassVar[str] = "a few huge images among many small ones"
     table: ClassVar[str] = "flux1_l20"
     num_devices: ClassVar[int] = 16
 
@@ -69,7 +69,8 @@ class HeavyTail(RatedFamily):
     slo_factor: float = parameter(2.5, "Deadline over the latency at the optimal degree.", above=0)
 
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
-        rng, sizes = stream(seed, "items"), self._sizes()
+        rng = stream(seed, "items")
+        sizes = self._sizes()
         least_s = sizes[0][0]
         for _ in arrivals_s:
             drawn_s = least_s * rng.paretovariate(self.tail)
@@ -80,7 +81,8 @@ class HeavyTail(RatedFamily):
 
     def _sizes(self) -> list[tuple[float, Item]]:
         """Return every size of the table with its least device time, smallest first."""
-        table, costs = table_of(self.table), costs_of(self.table)
+        table = table_of(self.table)
+        costs = costs_of(self.table)
         shapes = {row.shape for row in table.rows}
         items = [Item("flux.1", shape, steps_of(self.table)) for shape in shapes]
         return sorted((s_from_ns(least_device_ns(costs, *item)), item) for item in items)

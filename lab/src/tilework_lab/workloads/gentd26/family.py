@@ -21,11 +21,11 @@ _EARLIER_DAYS = 3  # Before the day that counts, so that some of its users have 
 class GenTD26(Family):
     """Hours of a working day of a service with 73 checkpoints, fitted to a production trace.
 
-    Sessions begin at random at the rates of the day; their users, checkpoints, numbers of pictures and steps, lengths
-    and gaps have the fitted distributions. A request for n pictures is one request whose shape has n frames: the cost
-    table gives it the time of n pictures on one device. A deadline is `slo` times the inference alone, without loads.
+    Sessions begin at random at the rates of the day; their users, checkpoints, numbers of images and steps, lengths
+    and gaps have the fitted distributions. A request for n images is one request whose shape has n frames: the cost
+    table gives it the time of n images on one device. A deadline is `slo` times the inference alone, without loads.
 
-    Ours: sizes, which the trace lacks; the inference time by pictures and pixels; deadlines; which of a user's earlier
+    Ours: sizes, which the trace lacks; the inference time by images and pixels; deadlines; which of a user's earlier
     checkpoints a switch goes back to. Left out: LoRAs (4.5 s for a sixth of the requests), failures (1.3%), the day's
     own busyness, and the share of the session length that is the user's (2%).
 
@@ -65,7 +65,8 @@ class GenTD26(Family):
         arrivals, lengths = stream(seed, f"sessions of day {number}"), stream(seed, f"gaps of day {number}")
         choices = Choices(fit, stream(seed, f"choices of day {number}"))
         for begin_s in self._sessions_s(fit, arrivals):
-            user, at_s = users.next(), begin_s
+            user = users.next()
+            at_s = begin_s
             for index in range(_length(fit, lengths)):
                 at_s += _gap_s(fit, lengths) if index else 0.0
                 yield at_s, choices.next(user, in_session=index > 0)
@@ -139,7 +140,8 @@ class Users:
 
     def next(self) -> User:
         """Return the user of the next session."""
-        fit, num_sessions = self._fit, len(self._sessions)
+        fit = self._fit
+        num_sessions = len(self._sessions)
         is_new = self._rng.random() * (num_sessions + fit.theta) < fit.theta + fit.sigma * self._num_users
         user = User() if is_new or not self._sessions else self._former()
         self._num_users += not user.num_sessions
@@ -165,7 +167,8 @@ class Choices:
 
     def next(self, user: User, *, in_session: bool) -> Asked:
         """Return the next request of a user, in the session of the one before or in a new one."""
-        fit, last = self._fit, user.last
+        fit = self._fit
+        last = user.last
         checkpoint = self._checkpoint(user, in_session=in_session)
         known = last if in_session else None
         shares = tuple(checkpoint.sizes.values())
@@ -179,7 +182,9 @@ class Choices:
         return user.last
 
     def _checkpoint(self, user: User, *, in_session: bool) -> CheckpointFit:
-        fit, rng, last = self._fit, self._rng, user.last
+        fit = self._fit
+        rng = self._rng
+        last = user.last
         if last is None:
             return self._drawn()
         stays = last.checkpoint.stay if in_session else 1 - fit.switch_anew
@@ -207,5 +212,5 @@ class Choices:
 
 
 def drawn(values: Sequence[Value], weights: Iterable[float], rng: Random) -> Value:
-    """One of these values, with a probability in proportion to its weight."""
+    """Draw one of these values, with a probability in proportion to its weight."""
     return rng.choices(values, tuple(weights))[0]

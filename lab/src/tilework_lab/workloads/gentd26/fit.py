@@ -17,7 +17,7 @@ class CheckpointFit:
     """A checkpoint by its popularity rank, from 1 on, and what its requests ask for.
 
     `fresh` is its share of the draws that depend on nothing. A user stays with it in a session with probability `stay`.
-    `warm_s` is the inference of one picture of mean size in 30 steps, in seconds. `sizes` are the shares of its sizes;
+    `warm_s` is the inference of one image of mean size in 30 steps, in seconds. `sizes` are the shares of its sizes;
     the sizes of all checkpoints have the same order.
     """
 
@@ -71,7 +71,7 @@ class Fit:
     pixel_exponent: float
 
     def step_s(self, checkpoint: CheckpointFit, size: Shape, images: int) -> float:
-        """One step of a request for this many pictures of this size: a thirtieth of the inference in 30 steps.
+        """Return the time of one step for this many images of this size: a thirtieth of the inference in 30 steps.
 
         Inference = warm_s / mean_cost x (1 + image_slope (n - 1)) x (pixels / unit_pixels) ^ pixel_exponent.
         """
@@ -84,9 +84,14 @@ def read_fit() -> Fit:
     """Return the parameters of the file that ships."""
     place = resources.files("tilework_lab").joinpath("data", "gentd26.json")
     document = json.loads(place.read_text("utf-8"))
-    sessions, users, all_checkpoints = document["sessions"], document["users"], document["checkpoints"]
-    persistence, service, switch = document["persistence"], document["reference_service"], all_checkpoints["switch"]
-    length, gap = sessions["length"], sessions["gap_s"]
+    sessions = document["sessions"]
+    users = document["users"]
+    all_checkpoints = document["checkpoints"]
+    persistence = document["persistence"]
+    service = document["reference_service"]
+    switch = all_checkpoints["switch"]
+    length = sessions["length"]
+    gap = sessions["gap_s"]
     return Fit(
         checkpoints=_checkpoints(document),
         sessions_per_hour=document["arrivals"]["sessions_per_hour_workday"],
@@ -117,7 +122,8 @@ def _checkpoints(document: Mapping[str, Any]) -> tuple[CheckpointFit, ...]:
     Those of the tail share one row; their fresh draws are Zipf-Mandelbrot by rank.
     """
     section = document["checkpoints"]
-    tail, law = section["tail"], section["fresh_draw_zipf_mandelbrot"]
+    tail = section["tail"]
+    law = section["fresh_draw_zipf_mandelbrot"]
     ranks = range(tail["first_rank"], tail["first_rank"] + tail["checkpoints"])
     weights = [(rank + law["q"]) ** -law["s"] for rank in ranks]
     rows = [
