@@ -35,13 +35,13 @@ LOADS = ("0.25", "0.5", "0.75", "1", "burst")
 METRICS = {"p99": "p99_s", "mean": "mean_s"}
 REQUESTS = 100
 MANY_GPUS, MANY_REQUESTS = 64, 200
-OUR_MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "1:1:4")  # Of the ten of the workload; five are in figure 10.
+OUR_MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "1:1:4")  # Figure 10 has five of the workload's ten.
 READINGS = {"held": "until its own last work ends", "all": "until the last work of all ends"}
 MANY_BASELINES = ("fixed-sp4", "spci", "dpci", "dp")
 MANY_DRAWN = ("ddit", *MANY_BASELINES)
 MANY_POLICIES = (*MANY_DRAWN, "tilework")
 
-# By how many % DDiT lowers a metric, as §6.2 says: loads, compared policy, metric.
+# Percent by which DDiT lowers a metric, as §6.2 says: loads, compared policy, metric.
 TOLD: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("0.25",), "fixed-sp4", "p99", "12.9"),
     (("0.5",), "fixed-sp2", "p99", "10.7"),

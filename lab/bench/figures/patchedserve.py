@@ -312,7 +312,7 @@ def figure_15(cached: CachedRuns) -> RemadeFigure:
     )
 
 
-# What the tables say, without a simulation. They were fitted to some of it.
+# Ratios by the tables, without a simulation. The tables were fitted to some of them.
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ BATCHING = ("sd3", "flux", "hunyuanvideo")
 LOADS = ("light", "medium", "heavy", "dynamic", "diurnal")
 MINUTES = {"sd3": 2, "flux": 10, "cogvideox": 15, "hunyuanvideo": 20}
 """The paper's half hour takes hours to simulate at twenty requests per second."""
-NEAR = 0.9  # Of the best static baseline, at the rates that the tables suggest.
+NEAR = 0.9  # Share of the best static baseline, at the rates that the tables suggest.
 SCALES = (1.0, 1.5, 2.0, 2.5)
 SLOWEST = 0.95
 

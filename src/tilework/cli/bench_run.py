@@ -78,7 +78,7 @@ async def _measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run
         with rare_collections():
             try:
                 await bench.send(workload, live.see)
-            except asyncio.CancelledError:  # What asyncio.run makes of the first Ctrl-C.
+            except asyncio.CancelledError:  # asyncio.run makes this of the first Ctrl-C.
                 is_interrupted = True
     return Run(
         bench=bench,

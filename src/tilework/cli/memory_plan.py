@@ -124,7 +124,7 @@ def _resident(plan: MemoryPlan) -> int:
 def _show(source: ModelSource, plan: MemoryPlan, planner: Planner) -> None:
     if not plan.fits:
         raise UserError(f"{source.name or source.path} {refusal(planner, plan)}")
-    largest = planner.largest(plan) if plan.shape.frames == 1 else None  # Of clips that takes minutes.
+    largest = planner.largest(plan) if plan.shape.frames == 1 else None  # For clips this takes minutes.
     console.print(f"{source.name or source.path}, planned:", highlight=False, markup=False)
     for line in plan_lines(plan, largest):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

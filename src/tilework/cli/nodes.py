@@ -107,7 +107,7 @@ def _check_alone(asked: NodeGroup) -> None:
     given = {"--agents": asked.agents, "--least-nodes": asked.least_nodes, "--state-copies": copies}
     for flag, value in given.items():
         if value is not None:
-            raise UserError(f"{flag} is {value}, and nothing says that there are nodes; give --nodes, or leave it out")
+            raise UserError(f"{flag} is {value}, and the server has no nodes; give --nodes, or leave it out")
 
 
 def kept_name(durable: Path) -> str:

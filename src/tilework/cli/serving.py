@@ -275,7 +275,10 @@ def _show(status: Status | None, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`each` are those of this machine, or of each of the `nodes`; the memory of their cards has a `plan`, or none."""
+    """Workers of a server.
+
+    `each` are those of this machine, or of each of the `nodes`; `plan` is that of their memory.
+    """
 
     each: LocalConfig
     nodes: NodesWanted | None = None
@@ -298,7 +301,7 @@ class Workers:
 
 
 _STAT = Path("/proc/self/stat")
-_START_TIME = 19  # Of the fields behind the name, the time when the process began, in clock ticks since the boot.
+_START_TIME = 19  # Index of the field with the process's start, in clock ticks since the boot.
 
 
 def process_age_s(stat: Path = _STAT) -> float | None:
@@ -313,8 +316,10 @@ def process_age_s(stat: Path = _STAT) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTimes:
-    """`imports_s`: until this process began to start others; None if it is not known. `picture_s`: what an image with
-    the defaults of the first model takes then; None if that is not known.
+    """Parts of a start.
+
+    `imports_s` counts until this process began to start others; None if unknown. `picture_s` is the time of an image
+    with the defaults of the first model; None if unknown.
     """
 
     imports_s: float | None

@@ -10,7 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-# What is compared, by its path in a result; and what of it each size shows.
+# Figures to compare, by their paths in a result; and those that each size shows.
 FIGURES = (
     ("attainment", "attained"),
     ("latency_s.mean", "mean s"),

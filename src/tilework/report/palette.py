@@ -15,7 +15,7 @@ Rgb = tuple[float, float, float]
 HUES = ("#56B4E9", "#009E73", "#F0C419", "#E69F00", "#D55E00", "#CC79A7", "#0072B2")
 SHADES = (0.0, 0.38, 0.2)
 PLAIN_HUE = "#999999"
-# How a request ended; the shape of the mark says it too.
+# Ends of requests; the shape of the mark says it too.
 GOOD = "#00664B"
 BAD = "#B3261E"
 NEUTRAL = "#5F6368"

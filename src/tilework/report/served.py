@@ -120,7 +120,7 @@ def _work(request: RequestId, origin_s: float, segment: Segment) -> WorkLine:
 def _joined(lines: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
     """Return works by start. Several requests may list one work, each at a slightly different time; they become one."""
     works: list[WorkLine] = []
-    latest: dict[tuple[int, ...], int] = {}  # By group: the place of its latest work among the works.
+    latest: dict[tuple[int, ...], int] = {}  # Place of the latest work among the works, by group.
     for line, batch in lines:
         place = latest.get(line.devices)
         if place is not None and batch > 1 and _is_one(works[place], line, batch):

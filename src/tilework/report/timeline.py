@@ -291,7 +291,7 @@ def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
 
 
 WIDTH_INCHES = 15.0
-PLOT_SHARE = 0.88  # Of the width, without labels and busy shares; exact enough to decide what fits.
+PLOT_SHARE = 0.88  # Share of the width without labels and busy shares; exact enough to decide what fits.
 _HATCHES = ("....", "////", "\\\\\\\\", "oo", "++")
 LOST_HATCH = "xxxx"
 BAR_HEIGHT = 0.8
@@ -301,7 +301,7 @@ Corners = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Layout that all parts of the drawing share. `rows` maps a device to its row from the top.
+    """Geometry that all parts of the drawing share. `rows` maps a device to its row from the top.
 
     `hatches` are the patterns of stages without steps.
     """

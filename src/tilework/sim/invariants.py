@@ -60,7 +60,7 @@ from tilework.sim.trace import Ending, Trace, Violation, check_image, check_no_o
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
-# How long a placement may close devices, by policy.
+# Time for which a placement may close devices, by policy.
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS = 3
@@ -95,7 +95,7 @@ class Invariants:
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
         self._reading: dict[int, int] = {}  # The read ahead of need that has not ended, by node.
-        self._ahead: dict[int, dict[int, set[str]]] = {}  # By device: loads ahead of need that have not ended.
+        self._ahead: dict[int, dict[int, set[str]]] = {}  # Open loads ahead of need, by device.
         self._joined_after: dict[int, int] = {}  # The last work before each device joined.
         self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
         self._works: dict[int, Work] = {}
@@ -105,10 +105,10 @@ class Invariants:
         self._num_interruptions = 0
         self._num_placements = 0
         self._urgency_ns: dict[str, int] = {}
-        self._alone_ns: dict[str, int] = {}  # What each request takes alone.
-        self._lengths: dict[str, int] = {}  # How many positions each request has.
+        self._alone_ns: dict[str, int] = {}  # Time of each request alone.
+        self._lengths: dict[str, int] = {}  # Number of positions of each request.
         self._first_start_ns: dict[str, int] = {}
-        self._too_large: dict[tuple[_StageKey, int], int] = {}  # By pixels, too.
+        self._too_large: dict[tuple[_StageKey, int], int] = {}  # Also by pixels.
         self._num_events = 0
         self._num_servers = simulation.num_servers
 

@@ -27,7 +27,7 @@ class Network:
         self._node = node
         self._free_ns: dict[Link, int] = {}
         self._cut_until_ns: dict[int, int] = {}
-        self._held = defaultdict[tuple[int, bool], deque[Callable[[], None]]](deque)  # By node and direction.
+        self._held = defaultdict[tuple[int, bool], deque[Callable[[], None]]](deque)  # Keys: node and direction.
         self.is_reliable = not any(name in injector.faults for name in LATE_FAULTS)
 
     @property

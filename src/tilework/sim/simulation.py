@@ -29,7 +29,7 @@ from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel
 from tilework.sim.trace import Ending, Trace
 
-_MAX_CRASHES = 3  # Of the controller in one simulation.
+_MAX_CRASHES = 3  # Crashes of the controller in one simulation.
 _NO_CHECKPOINT = Checkpoint()
 
 
@@ -97,7 +97,7 @@ class Simulation:
         self._accepted: dict[str, Accept] = {}
         self._endings: dict[str, Ending] = {}
         self._images: dict[str, State] = {}
-        self._checkpoints: dict[str, Checkpoint] = {}  # By uid, of requests whose job has not begun again.
+        self._checkpoints: dict[str, Checkpoint] = {}  # By uid: requests whose job has not begun again.
         self._log = ReplayLog()
         self._num_crashes = 0
         self.num_servers = 1
@@ -299,7 +299,7 @@ class Simulation:
         checkpoints = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
         open_uids = self.open
         self._log.clear()
-        self._table = self.controller.costs.table  # What was added is kept.
+        self._table = self.controller.costs.table  # Keeps what was added.
         self.controller = self._make_controller(self.controller.config, self._table)
         self._tell_future()
         self.catalog.restart()

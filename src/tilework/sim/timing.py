@@ -76,7 +76,7 @@ class TableTimingModel:
         requests = self._requests(work.job_ids)
         try:
             duration_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
-        except UnknownCost:  # Of a model that has gone meanwhile, while another has its name: nothing waits for it.
+        except UnknownCost:  # Its model has gone, and another has its name: nothing waits for it.
             return 0, work.num_steps, RunEnd.DONE
         if work.stage.caches:
             duration_ns = round(duration_ns * self._drawn(work, requests))

@@ -23,8 +23,7 @@ from tilework.sim.workloads.requests import BadRequests
 from tilework_lab.cli.compare_run import Comparison, Runs, prepare, run_missing
 from tilework_lab.cli.document import document_of, promises_document
 from tilework_lab.cli.plot import plot, plot_promises
-from tilework_lab.cli.promise_tables import print_promises
-from tilework_lab.cli.tables import print_tables
+from tilework_lab.cli.tables import print_promises, print_tables
 from tilework_lab.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES, chosen
 from tilework_lab.compare.runs import Conditions, given, true_costs
 

@@ -12,7 +12,7 @@ from tilework.sim.runs import Run
 from tilework.sim.trace import Ending, Trace
 
 NUM_QUANTILES = 100
-_NEAR = 0.2  # Of the latency: by how much a predicted finish may be off.
+_NEAR = 0.2  # Share of the latency by which a predicted finish may be off.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

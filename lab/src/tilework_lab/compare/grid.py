@@ -56,7 +56,7 @@ _FEWEST = 200  # Requests of a workload, at least.
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`cells` in the order of their sections, with unique names; `policies` are compared by default."""
+    """Grid of `cells` in the order of their sections, with unique names; `policies` are compared by default."""
 
     cells: Callable[[], tuple[Cell, ...]]
     policies: tuple[str, ...]

@@ -36,7 +36,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundFigures:
-    """No schedule has more than `most_on_time` of the `num_due` requests with a deadline on time."""
+    """Bound of one run: no schedule has more than `most_on_time` of the `num_due` requests with a deadline on time."""
 
     num_due: int
     most_on_time: float

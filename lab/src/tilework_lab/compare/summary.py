@@ -42,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySummary:
-    """`estimates` by the names of FIGURES; None where a run does not have the figure.
+    """One policy on a cell: `estimates` by the names of FIGURES; None where a run lacks the figure.
 
     `lead` is the difference to `rival`, the best of the others, in the cell's leading figure, seed by seed; it is
     None for a policy that is alone. `error`: why a run failed, if one did; there are no estimates then.

@@ -49,14 +49,14 @@ from tilework.cost.table_costs import TableCosts
 from tilework_lab.optimum.solver import Builder, Floats, solve_relaxed, solve_whole
 
 _WIDER_NS = 1.0  # Windows are wider by this than they are: rounding must not exclude what just fits.
-_TOLERANCE = 1e-6  # Of the solver.
-_MAX_NODES = 2000  # Of the search for a cluster's whole numbers.
+_TOLERANCE = 1e-6  # The solver's.
+_MAX_NODES = 2000  # Limit of the search for a cluster's whole numbers.
 _LARGE = 400  # Requests of a cluster, above which its windows are cut less.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """No schedule has more than `value` requests on time, or requests of more weight.
+    """Bound: no schedule has more than `value` requests on time, or requests of more weight.
 
     `shares` is the point of the relaxation that attains it, by uid: 1 for a request that is on time there, 0 for one
     that is not, between for part of one. Others may be as good. `unreachable` are the requests that cannot

@@ -165,7 +165,7 @@ def silent_solver(options: Mapping[str, float]) -> Any:
     import highspy  # Not above: each start of `tilework` imports the commands, and few of them solve.
 
     class Silent(highspy.Highs):  # type: ignore[misc, name-defined, unused-ignore]
-        """Highs prints what it is as soon as it is made: when its callbacks are enabled, before any option is set."""
+        """Highs without the banner that it prints once made: when callbacks are enabled, before any option is set."""
 
         def enableCallbacks(self) -> None:  # noqa: N802
             self.setOptionValue("output_flag", False)

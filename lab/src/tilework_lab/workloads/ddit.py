@@ -31,7 +31,7 @@ class DDiT(RatedFamily):
     num_devices: ClassVar[int] = 8
 
     rate_per_s: float = parameter(0.5, "Requests per second on average; the paper has 0.25 to 1.", above=0)
-    num_requests: int = parameter(200, "How many requests.", least=1)
+    num_requests: int = parameter(200, "Number of requests.", least=1)
     mix: str = parameter("1:1:1", "144p to 240p to 360p.", choices=MIXES)
     deadlines: bool = parameter(False, "Whether requests have those of the cost table.")
 

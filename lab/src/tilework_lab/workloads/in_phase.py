@@ -23,10 +23,10 @@ class InPhase(Family):
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
-    round_s: float = parameter(1.0, "The length of a round.", above=0)
+    round_s: float = parameter(1.0, "Length of a round, in seconds.", above=0)
     rounds: int = parameter(12, "From one burst to the next.", least=1)
-    offset_s: float = parameter(0.001, "How long after the beginning of a round.", least=0)
-    bursts: int = parameter(30, "How many bursts.", least=1)
+    offset_s: float = parameter(0.001, "Seconds after the beginning of a round.", least=0)
+    bursts: int = parameter(30, "Number of bursts.", least=1)
     size: int = parameter(4, "Requests per burst; their sizes are drawn.", least=1)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:

@@ -24,12 +24,12 @@ class Ladder(Family):
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
-    runs: int = parameter(20, "How many runs.", least=1)
+    runs: int = parameter(20, "Number of runs.", least=1)
     length: int = parameter(12, "Requests per run.", least=1)
-    period_s: float = parameter(12.0, "From one run to the next.", above=0)
+    period_s: float = parameter(12.0, "Seconds from one run to the next.", above=0)
     gap_s: float = parameter(0.2, "Between the requests of a run, on average.", above=0)
     rung_s: float = parameter(0.3, "Between their deadlines.", least=0)
-    last_s: float = parameter(3.0, "The deadline of the last.", above=0)
+    last_s: float = parameter(3.0, "Deadline of the last, in seconds.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
         rng = stream(seed, "arrivals")

@@ -29,7 +29,7 @@ class PatchedServe(RatedFamily):
     source: ClassVar[str] = "PatchedServe §8"
     num_devices: ClassVar[int] = 8
 
-    num_requests: int = parameter(1000, "How many requests.", least=1)
+    num_requests: int = parameter(1000, "Number of requests.", least=1)
     mix: str = parameter("equal", "Equal shares, or the size that has half.", choices=("equal", *SIDES))
     skipped: float = parameter(0.0, "Share of the steps that are skipped, on average.", least=0, most=0.45)
 

@@ -37,7 +37,7 @@ class TetriServe(RatedFamily):
     num_devices: ClassVar[int] = 8
 
     rate_per_s: float = parameter(0.2, "Requests per second on average; the paper has 0.1 to 0.3.", above=0)
-    mix: str = parameter("uniform", "Which sizes.", choices=("uniform", "skewed", *map(str, SIDES)))
+    mix: str = parameter("uniform", "Mix of sizes.", choices=("uniform", "skewed", *map(str, SIDES)))
     alpha: float = parameter(1.0, "With mix=skewed: how much more often large sizes come.", least=-10, most=10)
     steps: int = parameter(STEPS, "Denoising steps.", least=1)
 

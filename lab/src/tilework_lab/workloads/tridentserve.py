@@ -23,7 +23,7 @@ class TridentServe(TableMixes):
 
     source: ClassVar[str] = "TridentServe §8.1, D.1"
 
-    arrivals: str = parameter("constant", "How they come.", choices=("poisson", "constant", "bursts"))
+    arrivals: str = parameter("constant", "Arrival process.", choices=("poisson", "constant", "bursts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class Unreachable(TetriServe):
     about: ClassVar[str] = "half of the deadlines cannot be met even alone"
 
     rate_per_s: float = parameter(0.3, "Requests per second on average.", above=0)
-    share: float = parameter(0.5, "The share of requests whose deadline cannot be met.", least=0, most=1)
+    share: float = parameter(0.5, "Share of requests whose deadline cannot be met.", least=0, most=1)
     least: float = parameter(0.3, "Shortest such deadline over the fastest latency.", above=0, most=0.95)
 
     def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:

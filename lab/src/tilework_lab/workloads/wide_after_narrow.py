@@ -30,10 +30,10 @@ class WideAfterNarrow(Family):
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
-    cycles: int = parameter(20, "How many times.", least=1)
-    period_s: float = parameter(20.0, "From one cycle to the next.", above=0)
+    cycles: int = parameter(20, "Number of cycles.", least=1)
+    period_s: float = parameter(20.0, "Seconds from one cycle to the next.", above=0)
     narrow: int = parameter(8, "Narrow requests per cycle.", least=0)
-    delay_s: float = parameter(1.0, "The wide one arrives at most this long after them.", least=0)
+    delay_s: float = parameter(1.0, "Most seconds between them and the wide one.", least=0)
     margin: float = parameter(0.15, "Time to spare, as a share of the wide one's fastest latency.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:

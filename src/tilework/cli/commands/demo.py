@@ -48,8 +48,17 @@ EXAMPLE = examples(
     "tilework demo --nodes 2 --workers 1 --workflow examples/poster.py:poster",
 )
 FILES = (
-    *("index.html", "contact_sheet.png", "clips.png", "clip_1.mp4 and so on", "timeline.png", "timeline.html"),
-    *("report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl", "server.log"),
+    "index.html",
+    "contact_sheet.png",
+    "clips.png",
+    "clip_1.mp4 and so on",
+    "timeline.png",
+    "timeline.html",
+    "report.json",
+    "requests.jsonl",
+    "schedule.jsonl",
+    "events.jsonl",
+    "server.log",
 )
 
 
@@ -151,12 +160,12 @@ def _draw(
     title = _title(records, run)
     with console.status("drawing"):
         pictures, clips = ([_frame(r) for r in records if r.request.is_clip is kind] for kind in (False, True))
-        draw_contact_sheet(directory / "contact_sheet.png", pictures, title="What was asked for, and what came")
+        draw_contact_sheet(directory / "contact_sheet.png", pictures, title="Prompts and their images")
         named = [(f"clip_{number}.mp4", clip) for number, clip in enumerate(clips, 1)]
         for name, clip in named:
             (directory / name).write_bytes(clip.image or b"")
         if clips:
-            draw_clip_sheet(directory / "clips.png", clips, title="Clips: their first frame, and others up to the last")
+            draw_clip_sheet(directory / "clips.png", clips, title="Clips: frames from the first to the last")
         write_schedule(directory / "schedule.jsonl", _schedule(records, history, ids))
         chart = chart_of_history(history, ids)
         draw_timeline(directory / "timeline.png", chart, title=title)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Level(StrEnum):
-    """ERROR: a server with these options would not start, or not serve. WARNING: it serves with less than it could."""
+    """Level of a finding. ERROR: a server would not start, or not serve. WARNING: it serves with less than it could."""
 
     OK = "ok"
     WARNING = "warning"
@@ -40,7 +40,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`what` was looked at, what was `found`, and a `remedy`, which is empty if none is needed."""
+    """One check: `what` was checked, the state `found`, and a `remedy`, empty if none is needed."""
 
     level: Level
     what: str

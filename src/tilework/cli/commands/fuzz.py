@@ -44,7 +44,7 @@ Faultless = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """Return what the options fix for every seed. `faults` is how they were typed."""
+    """Options that hold for every seed. `faults` keeps their text."""
 
     choice: Choice
     faults: tuple[str, ...]

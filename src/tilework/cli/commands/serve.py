@@ -77,7 +77,8 @@ def command(
         return
     found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
     usual = options_of(
-        *(setup, found),
+        setup,
+        found,
         adapter=how.adapter,
         threads=where.threads,
         memory_bytes=how.worker_memory,
@@ -149,7 +150,13 @@ _OF_MODELS = (
         "attention",
         "compiles",
     ),
-    *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate", "measure_seconds"),
+    "cuda_graphs",
+    "copy_stream",
+    "vae_tiling",
+    "cell",
+    "weights_memory",
+    "recalibrate",
+    "measure_seconds",
 )
 """Options, by their fields, that say how a model runs, or how it is measured."""
 

@@ -11,7 +11,7 @@ import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-# Where and how a model runs.
+# Devices and setup of models.
 Device = Annotated[str, typer.Option(envvar="TILEWORK_DEVICE", help="auto (CUDA if there is any), cpu or cuda.")]
 Dtype = Annotated[
     str, typer.Option(help="auto (bfloat16 on cards that have it, float32 on CPUs), float32, bfloat16 or float16.")
@@ -74,7 +74,7 @@ Adapter = Annotated[
     ),
 ]
 
-# What is simulated.
+# Options of simulations.
 DevicesPerNode = Annotated[
     int | None,
     typer.Option(min=1, help="Devices per node, which no group leaves; default: the cost table's."),

@@ -99,13 +99,13 @@ ConfigFile = Annotated[
         envvar="TILEWORK_CONFIG",
         is_eager=True,
         callback=read_into,
-        help="TOML file of settings: what can be an option or a variable of the environment, which go before it "
+        help="TOML file of settings: any option, or variable of the environment; both go before the file "
         "(docs/serving.md).",
     ),
 ]
 ShowConfig = Annotated[
     bool,
-    typer.Option("--show-config", help="Print every setting, its value and where that is from, and start nothing."),
+    typer.Option("--show-config", help="Print every setting, its value and the source of the value; start nothing."),
 ]
 
 

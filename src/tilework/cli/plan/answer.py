@@ -15,9 +15,13 @@ from tilework.sim.plan.traffic import AS_ASKED, Size, WhatIf
 from tilework.sim.plan.trial import Outcome, Question, Trial, Try, trials_of
 
 WHAT_IFS = (
-    *(WhatIf(slo=0.8), WhatIf(slo=1.25)),
-    *(WhatIf(rate=0.5), WhatIf(rate=1.5), WhatIf(rate=2.0)),
-    *(WhatIf(heaviest=0.5), WhatIf(heaviest=2.0)),
+    WhatIf(slo=0.8),
+    WhatIf(slo=1.25),
+    WhatIf(rate=0.5),
+    WhatIf(rate=1.5),
+    WhatIf(rate=2.0),
+    WhatIf(heaviest=0.5),
+    WhatIf(heaviest=2.0),
 )
 CURVE = (0.5, 0.75, 1.25)
 """Further points of a curve beside the numbers that were tried, as multiples of the answer."""
@@ -28,7 +32,7 @@ OnStep = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`alone` has the search of each hardware by itself; `choice` is the one to buy (None: none is enough).
+    """Answer to a question. `alone` has the search of each hardware; `choice` is the one to buy (None: none is enough).
 
     `what_ifs` are searches for the hardware that is chosen, or the first. `stages` divide its devices; `no_stages` says
     why they do not although that was asked.

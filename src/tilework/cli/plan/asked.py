@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """Return what the workload says by itself."""
+    """Requests, costs and devices that a workload brings by itself."""
 
     traffic: Traffic
     tables: Mapping[str, CostTable]

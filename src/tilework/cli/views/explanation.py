@@ -366,7 +366,7 @@ class RequestNames:
     def _only_call(self, begin: str) -> list[str]:
         """Return the uids of the only call that begins so; empty if there are several. Its images arrive together."""
         begun = self.begun(begin)
-        if not begun or call_of(begun[0]) != call_of(begun[-1]):  # Of many, most differ there already.
+        if not begun or call_of(begun[0]) != call_of(begun[-1]):  # Most of many differ there already.
             return []
         calls = {(call_of(uid), self._by_uid[uid].request.arrival_ns) for uid in begun}
         return begun if len(calls) == 1 and call_of(begun[0]).startswith(begin) else []

@@ -317,7 +317,10 @@ class SimNodes:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Fetch:
-    """Fetch of a node, and what of it the session of its `origin` has; `waiting` is called at its end."""
+    """Blobs on their way to a node: `found` are those that the session of its `origin` has.
+
+    Calls `waiting` at the end.
+    """
 
     message: FetchBlobs
     found: tuple[StateBlob, ...]
@@ -376,14 +379,16 @@ class NodeSession:
 
 
 class SimLinks:
-    """All are, but for a while after `cut`. `after` calls later, unless the server has been restarted by then."""
+    """Links of simulated accelerators to the others of their node: all are connected, but for a while after `cut`.
+
+    Accelerators without links run in no group. `after` calls later, unless the server has been restarted by then."""
 
     def __init__(
         self, after: Callable[[int, Callable[[], None]], None], on_event: Callable[[LinksChanged], object]
     ) -> None:
         self._after = after
         self._on_event = on_event
-        self._cuts: Counter[int] = Counter()  # By device: how many have not ended.
+        self._cuts: Counter[int] = Counter()  # Number of open cuts, by device.
 
     def cut(self, devices: Iterable[int], length_ns: int) -> None:
         """Let each of these devices be alone for this time."""

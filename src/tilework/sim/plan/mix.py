@@ -33,7 +33,7 @@ Division = Mapping[str, frozenset[Size]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """Purchase: the number of devices of each hardware, and their sizes. `usd_per_h` is the price of all."""
+    """Devices to buy: the number of each hardware, and their sizes. `usd_per_h` is the price of all."""
 
     parts: Sequence[Sized]
     usd_per_h: float

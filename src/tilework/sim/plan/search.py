@@ -157,7 +157,7 @@ def _point(num_devices: int, outcomes: Sequence[Outcome], target: float, num_sam
 
 @dataclass(slots=True)
 class _Search:
-    """Places are those of `sizing.numbers`. `below` is the largest that is known not to meet the target, or -1."""
+    """State of a search over places in `sizing.numbers`. `below` is the largest known not to meet the target, or -1."""
 
     sizing: Sizing
     target: float

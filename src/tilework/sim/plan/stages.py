@@ -66,7 +66,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """`width` is how many devices an instance has. `best` is the best division that simulation found."""
+    """Plan of stages. `width` is the number of devices per instance, `best` the best division that simulation found."""
 
     hardware: str
     num_devices: int

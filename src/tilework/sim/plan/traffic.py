@@ -122,7 +122,7 @@ def _with_more(requests: Sequence[Request], factor: float, rng: Random) -> list[
     from.
     """
     heaviest = max(map(size_of, requests), key=lambda size: (size.shape.pixels * size.steps, size))
-    places: dict[bool, list[int]] = {True: [], False: []}  # By whether it is the heaviest.
+    places: dict[bool, list[int]] = {True: [], False: []}  # True: of the heaviest size.
     for index, request in enumerate(requests):
         places[size_of(request) == heaviest].append(index)
     if not places[False]:

@@ -25,7 +25,7 @@ _MOST_DRAWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Question: how many devices keep a share `target` of the deadlines of the traffic?
+    """Question of how many devices keep a share `target` of the traffic's deadlines.
 
     `tables` are the costs of each hardware, by its name. `sim` has what all simulations have in common; the number of
     devices and the seed are those of each trial. `sample` is how many deadlines one trial judges.

@@ -20,7 +20,7 @@ WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SIDES = (64, 128, 192)
 _STEP_S = 0.1  # At 128 px on one device.
 _OTHERS_S = (0.01, 0.05)  # Stages without steps, at 128 px on one device.
-_SPEEDUP = 1.6  # By each doubling of the degree.
+_SPEEDUP = 1.6  # Gain of each doubling of the degree.
 # Ranges of drawn times.
 _STEPS_RANGE_S = (0.001, 2.0)
 _OTHERS_RANGE_S = (0.001, 4.0)

@@ -178,16 +178,16 @@ class RatedFamily(Family):
     """A workload whose requests come at a rate, and differ only in what `items` and `slo_s` say."""
 
     rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)
-    num_requests: int | None = parameter(300, "How many requests.", least=1)
-    arrivals: str = parameter("poisson", "How they come.", choices=ARRIVALS)
-    period_s: float = parameter(120.0, "Of bursts and diurnal arrivals.", above=0)
-    peak: float = parameter(4.0, "Of bursts and diurnal arrivals: highest rate over lowest.", least=1)
+    num_requests: int | None = parameter(300, "Number of requests.", least=1)
+    arrivals: str = parameter("poisson", "Arrival process.", choices=ARRIVALS)
+    period_s: float = parameter(120.0, "Period of bursts and diurnal arrivals, in seconds.", above=0)
+    peak: float = parameter(4.0, "Highest rate over lowest, with bursts and diurnal arrivals.", least=1)
     trace: Path | None = parameter(  # noqa: RUF009 - a field, whose default is None
-        None, "A file whose arrivals are taken instead, at rate_per_s.", type_=Path
+        None, "File whose arrivals are taken instead, at rate_per_s.", type_=Path
     )
-    cache: str = parameter(OFF, "The cache of all requests.", choices=BLOCK_CACHES)
+    cache: str = parameter(OFF, "Cache of all requests.", choices=BLOCK_CACHES)
     cache_threshold: float = parameter(
-        DEFAULT_THRESHOLD, "By how much parts may change and not be computed.", least=0, most=MAX_THRESHOLD
+        DEFAULT_THRESHOLD, "Change up to which parts are not computed.", least=0, most=MAX_THRESHOLD
     )
 
     @property

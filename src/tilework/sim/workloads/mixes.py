@@ -53,9 +53,9 @@ class TableMixes(RatedFamily):
     num_requests: int | None = parameter(
         None, "How many requests; by default as many as come in `minutes`.", type_=int, least=1
     )
-    minutes: float = parameter(30.0, "How long it is, unless num_requests is given.", above=0)
-    arrivals: str = parameter("poisson", "How they come.", choices=("poisson", "constant", "bursts"))
-    peak: float = parameter(4.0, "Of bursts: highest rate over lowest.", least=1)
+    minutes: float = parameter(30.0, "Length in minutes, unless num_requests is given.", above=0)
+    arrivals: str = parameter("poisson", "Arrival process.", choices=("poisson", "constant", "bursts"))
+    peak: float = parameter(4.0, "Highest rate over lowest, with bursts.", least=1)
     cost: str | None = parameter(
         None, "The cost table: a name of `cost list`, or a file; by default the workload's own.", type_=str
     )

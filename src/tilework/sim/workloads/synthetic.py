@@ -34,7 +34,7 @@ class CoServing(RatedFamily):
     num_devices: ClassVar[int] = 16
 
     rate_per_s: float = parameter(0.5, "Requests per second on average.", above=0)
-    videos: float = parameter(0.2, "The share of videos.", least=0, most=1)
+    videos: float = parameter(0.2, "Share of videos.", least=0, most=1)
     slo_factor: float = parameter(2.5, "Deadline over the latency at the optimal degree.", above=0)
 
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
@@ -64,7 +64,7 @@ class HeavyTail(RatedFamily):
     num_devices: ClassVar[int] = 16
 
     rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)
-    num_requests: int = parameter(500, "How many requests.", least=1)
+    num_requests: int = parameter(500, "Number of requests.", least=1)
     tail: float = parameter(0.6, "Exponent of the Pareto distribution; the smaller, the heavier.", above=0)
     slo_factor: float = parameter(2.5, "Deadline over the latency at the optimal degree.", above=0)
 

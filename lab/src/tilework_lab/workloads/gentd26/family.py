@@ -41,9 +41,9 @@ class GenTD26(Family):
 
     load: float = parameter(0.5, "Inference work over capacity by the rates of the fit; a tenth less comes.", above=0)
     slo: float = parameter(3.5, "Deadline over the inference time.", above=0)
-    from_hour: int = parameter(14, "The hour of the day when the workload begins.", least=0, most=23)
-    to_hour: int = parameter(18, "The hour of the day when it ends.", least=1, most=24)
-    devices: int = parameter(4, "The devices that `load` is for.", least=1)
+    from_hour: int = parameter(14, "Hour of the day when the workload begins.", least=0, most=23)
+    to_hour: int = parameter(18, "Hour of the day when it ends.", least=1, most=24)
+    devices: int = parameter(4, "Number of devices that `load` is for.", least=1)
 
     def __post_init__(self) -> None:
         Family.__post_init__(self)  # Dataclasses with slots know no super().
