@@ -64,12 +64,11 @@ ring-check: $(VENV)/dev ## Check the protocol of the ring: its models with SPIN,
 bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
-docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the tables of models and metrics
-	@$(BIN)/python -m tilework.server.api.record > examples.tmp
+docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the tables of models
+	@$(BIN)/python tools/api_examples.py > examples.tmp
 	@mv examples.tmp src/tilework/server/api/examples.json
-	@$(BIN)/python -m tilework.server.api.reference > docs/api.md
+	@$(BIN)/python tools/api_reference.py > docs/api.md
 	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
-	@$(BIN)/python -m tilework.server.metrics.page docs/operations.md
 
 # What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables.
 site: OUT = out/site

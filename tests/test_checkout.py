@@ -110,3 +110,24 @@ def test_an_extra_is_installed_from_where_the_package_came(
 @pytest.mark.usefixtures("never_installed")
 def test_an_extra_is_installed_from_a_checkout_that_never_was() -> None:
     assert distribution.install_command("serve").endswith(f"-m pip install '{ROOT}[serve]'")
+
+
+@pytest.mark.parametrize(
+    ("origin", "asked"),
+    [
+        (f'{{"url": "{ROOT.as_uri()}", "dir_info": {{"editable": true}}}}', f"-e {ROOT}/lab"),
+        (f'{{"url": "{ROOT.as_uri()}", "dir_info": {{}}}}', f"{ROOT}/lab"),
+        ('{"url": "file:///opt/tilework-0.1.0.whl", "archive_info": {}}', "./lab, in a checkout of the same version"),
+        (
+            '{"url": "https://example.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            "'tilework-lab @ git+https://example.org/t.git@abc#subdirectory=lab'",
+        ),
+        (None, "./lab, in a checkout of the same version"),
+    ],
+    ids=["editable", "checkout", "wheel", "repository", "index"],
+)
+def test_the_lab_is_installed_from_where_the_package_came(
+    origin: str | None, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: origin))
+    assert distribution.install_lab_command() == f"{shlex.quote(sys.executable)} -m pip install {asked}"

@@ -19,6 +19,7 @@ import tilework
 
 SRC = Path(tilework.__file__).parent
 ROOT = SRC.parents[1]
+CODE = (SRC, ROOT / "lab" / "src" / "tilework_lab", ROOT / "tools")
 
 NAMES = {
     "analyser": "BatchLatencyModel",
@@ -96,6 +97,15 @@ PROSE = {
 }
 """Regular expressions for whole words of docstrings, comments, messages and pages, case-insensitive."""
 
+FIRST = re.compile(
+    r"(?:what|whether|whom|whose|who|which|where|when|why|how|that|those|these|this|of|in|by|at|as|from|for|on|onto|over"
+    r"|under|with|without|within|until|after|before|to|into|if|while|its?|they|them|their|there|than|then|so|not|only"
+    r"|also|but|and|or|since|unless|because|through|between|among|besides?|behind|beyond|about|like|none|here|such|once"
+    r"|whenever|wherever|whatever|even|nor|yet|both|neither|either|never|always)\b",
+    re.IGNORECASE,
+)
+"""Words with which no docstring begins: it begins with a noun, its article or adjective, or a verb."""
+
 ALLOWED: dict[str, dict[str, str]] = {
     "floor": {"src/tilework/client/demo_workload.py": "a lower bound"},
     "gpu": {"src/tilework/server/metrics/*.py": "the memory of GPUs alone"},
@@ -105,15 +115,16 @@ ALLOWED: dict[str, dict[str, str]] = {
 """By banned word: files (globs from the repository's root), each with the other meaning that the word has there."""
 
 
+_WITH_BODY = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 @cache
 def python_files() -> tuple[Path, ...]:
-    return tuple(sorted(SRC.rglob("*.py")))
+    return tuple(sorted(path for folder in CODE for path in folder.rglob("*.py")))
 
 
 def pages() -> list[Path]:
-    return sorted(
-        [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "README.md", ROOT / "tests" / "README.md"]
-    )
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("lab/**/*.md"), *ROOT.glob("*/README.md")])
 
 
 def is_allowed(word: str, path: Path) -> bool:
@@ -198,3 +209,25 @@ def test_no_prose_uses_the_word(pattern: str) -> None:
         if word.search(text)
     ]
     assert not found, f"write {PROSE[pattern]}:\n" + "\n".join(found)
+
+
+@cache
+def docstrings(path: Path) -> tuple[tuple[int, str], ...]:
+    """Texts that stand alone in a body, by line: of modules, classes and functions, and those below attributes."""
+    bodies = [node.body for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, _WITH_BODY)]
+    return tuple(
+        (each.lineno, each.value.value.strip())
+        for body in bodies
+        for each in body
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str)
+    )
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in python_files()
+        for line, text in docstrings(path)
+        if FIRST.match(text.lstrip("`("))
+    ]
+    assert not found, "begin with a noun or a verb (What it holds -> Bytes that it holds):\n" + "\n".join(found)

@@ -57,6 +57,22 @@ def install_command(extra: str = "") -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {'-e ' if is_editable else ''}{shlex.quote(asked)}"
 
 
+def install_lab_command() -> str:
+    """Return the command that installs the laboratory of this Tilework, from the repository where it came from.
+
+    No extra names it: anyone could put a package of that name on a public index.
+    Raises PackageNotFoundError.
+    """
+    place, is_editable = _origin()
+    if "+" in place.partition("://")[0]:
+        what = shlex.quote(f"{_NAME}-lab @ {place}#subdirectory=lab")
+    elif (Path(place) / "lab").is_dir():
+        what = f"{'-e ' if is_editable else ''}{shlex.quote(str(Path(place) / 'lab'))}"
+    else:
+        what = "./lab, in a checkout of the same version"
+    return f"{shlex.quote(sys.executable)} -m pip install {what}"
+
+
 def _origin() -> tuple[str, bool]:
     """Return a path, a URL, or the name for what an index had; and whether the package is used where it lies."""
     try:

@@ -132,7 +132,7 @@ def test_a_file_that_is_not_there(mistake: Callable[..., str], tmp_path: Path) -
 
 
 def test_the_example_of_the_page_can_be_used(write: Write) -> None:
-    section = (DOCS / "serving.md").read_text("utf-8").partition("\n### A file of settings\n")[2]
+    section = (DOCS / "operations.md").read_text("utf-8").partition("\n### A file of settings\n")[2]
     example = re.search(r"```toml\n(.*?)```", section, re.DOTALL)
     assert example is not None
     found = shown("--config", write(example[1]))

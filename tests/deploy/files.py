@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,11 +11,12 @@ import yaml
 from typer.main import get_command
 
 from tilework.cli.app import app
+from tilework.server.config import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DRAIN_MARGIN_S = 10
-"""How much longer than `drain_s` a stop may take (docs/serving.md)."""
+"""How much longer than `drain_s` a stop may take (docs/operations.md)."""
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def check_variables(names: Mapping[str, object] | list[str]) -> None:
-    """Fail if one of these variables begins with TILEWORK_ and is no setting of docs/serving.md."""
-    settings = (ROOT / "docs" / "serving.md").read_text("utf-8").partition("\n## Settings\n")[2]
-    known = {f"TILEWORK_{name.upper()}" for name in re.findall(r"`(\w+)`", settings)}
+    """Fail if one of these variables begins with TILEWORK_ and is no setting of the server."""
+    options = get_command(app).commands["serve"].params  # type: ignore[attr-defined]
+    known = {f"TILEWORK_{name.upper()}" for name in ServerConfig.model_fields} | {one.envvar for one in options}
     assert {name for name in names if name.startswith("TILEWORK_")} <= known

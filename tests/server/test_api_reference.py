@@ -20,10 +20,10 @@ from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, serving
 from server.test_plan import DOCUMENT
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, UID
-from tilework.server.api.reference import in_lines, reference
 from tilework.server.config import ServerConfig
 from tilework.server.planning.planner import Job, Planner
 from tilework.server.planning.recent import Traffic
+from tools.api_reference import in_lines, reference
 from waiting import eventually
 
 FIXED = {"object", "type", "role", "status", "state", "kind", "code"}  # Fields that have the printed value.

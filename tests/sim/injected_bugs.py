@@ -32,8 +32,15 @@ from tilework.sim.workers import Workers
 
 
 def lose_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restarted job is not put back into the queue."""
-    monkeypatch.setattr(Tracker, "restart", lambda self, job, position: self._withdraw(job))
+    """A restarted job is parked, and stays so."""
+
+    def restart(self: Tracker, job: Job, position: int | None) -> None:
+        real(self, job, position)
+        self.park(job)
+
+    real = Tracker.restart
+    monkeypatch.setattr(Tracker, "restart", restart)
+    monkeypatch.setattr(Tracker, "unpark", lambda self: None)
 
 
 def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

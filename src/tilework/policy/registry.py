@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 
 from tilework.core.interfaces import NeedsFuture, Policy
-from tilework.distribution import install_command
+from tilework.distribution import install_lab_command
 from tilework.entry_points import NotThere, declared_places, load
 
 DEFAULT_POLICY = "tilework"
@@ -115,4 +115,4 @@ def _places() -> Mapping[str, str]:
 
 def _of_the_lab() -> str:
     """A hint at the lab's policies, where the lab is not installed."""
-    return "" if declared_places(ENTRY_POINTS) else f"; policies of papers come with {install_command('lab')}"
+    return "" if declared_places(ENTRY_POINTS) else f"; policies of papers come with {install_lab_command()}"

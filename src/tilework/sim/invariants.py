@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tilework.admission.loads import load_bound_ns
+from tilework.control.cluster.life import HAS_WORKS, JobState
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import (
     Accept,
@@ -497,6 +499,7 @@ class Invariants:
         if self._num_events % _FULL_CHECK_EVERY == 0:
             open_uids = self._job_ids.keys() - self._ended
             require(tracker.job_ids.keys() == open_uids, f"at {now_ns} ns the tracker's open requests differ")
+            check_states(tracker)
         if self._simulation.cluster.num_refused and not _STATE_FAULTS & self._faults.by_name.keys():
             raise Violation(f"at {now_ns} ns a device gets a work whose state it does not have")
         if self._simulation.cluster.fleet.num_overloads and not _STATE_FAULTS & self._faults.by_name.keys():
@@ -588,6 +591,22 @@ class Invariants:
             require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
             left = self._simulation.cluster.leftovers
             require(not left, f"the driver keeps works or blobs of jobs that have ended: {left}")
+
+
+def check_states(tracker: Tracker) -> None:
+    """Check that each job is kept where its state says (`control.cluster.life`). Raises Violation."""
+    queued = [job.job_id for job in (*tracker.waiting(), *tracker.for_slots)]
+    require(len(set(queued)) == len(queued), "a job is in a queue twice")
+    waiting = set(queued)
+    for job_id, job in tracker.jobs.items():
+        if tracker.job(job_id) is None:
+            expected = JobState.PARKED
+        elif job_id in waiting:
+            expected = JobState.WAITING
+        else:
+            expected = JobState.STOPPING if job.stops_at is not None else JobState.RUNNING
+        require(job.state is expected, f"job {job_id} is {job.state}, and is kept as one that is {expected}")
+        require(bool(job.works) == (job.state in HAS_WORKS), f"job {job_id} is {job.state}, with works {job.works}")
 
 
 def _key(stage: Stage) -> _StageKey:

@@ -63,7 +63,7 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from a file (--config) or the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ...
-    (docs/serving.md)."""
+    (docs/operations.md)."""
     settings = server.settings() | ({} if how.models_file is None else {"models": str(how.models_file)})
     file = server_settings(ctx, config)
     if show_config:

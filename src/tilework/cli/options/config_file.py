@@ -100,7 +100,7 @@ ConfigFile = Annotated[
         is_eager=True,
         callback=read_into,
         help="TOML file of settings: any option, or variable of the environment; both go before the file "
-        "(docs/serving.md).",
+        "(docs/operations.md).",
     ),
 ]
 ShowConfig = Annotated[

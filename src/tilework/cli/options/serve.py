@@ -256,7 +256,7 @@ class ServerGroup:
         ),
     ] = None
     tenants: Annotated[
-        Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
+        Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/operations.md).")
     ] = None
     default_slo: Annotated[
         str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.control.cluster.life import TRANSITIONS, JobEvent, JobState
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
@@ -17,6 +18,7 @@ class Job:
     """A mutable record of one accepted request; a `JobView` to policies.
 
     Attributes:
+        state: where it is in its life (see `life`); only `change` sets it.
         done: its progress by works that have ended, which is the position of its latest serialized state.
         done_devices: devices of the work that reached `done` that still have the state.
         works: works that are committed to devices and have not ended.
@@ -49,6 +51,7 @@ class Job:
     stops_at: int | None = None
     has_advanced: bool = True
     is_held_back: bool = False
+    state: JobState = JobState.WAITING
     works: list[Work] = field(default_factory=list)
     last_devices: Group = ()
     done_devices: Group = ()
@@ -60,6 +63,12 @@ class Job:
 
     def __post_init__(self) -> None:
         self._commit()
+
+    def change(self, event: JobEvent) -> None:
+        """Enter the state that follows this event."""
+        following = TRANSITIONS[self.state]
+        assert event in following, f"job {self.job_id} is {self.state}: '{event}' cannot happen to it"
+        self.state = following[event]
 
     def _commit(self) -> None:
         """Compute `committed` anew. If the first work failed, others are revoked; till then any position will do."""
@@ -77,6 +86,7 @@ class Job:
 
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""
+        self.change(JobEvent.START)
         self.works.append(work)
         self.is_held_back = False
         self._set_committed(self.committed.advanced(work.num_steps))
@@ -95,13 +105,16 @@ class Job:
         if steps_done < work.num_steps:
             for device_id in self.holders.keys() & set(work.devices):
                 self.holders[device_id] = min(self.holders[device_id], self.done.num_done)
+        has_ended = JobEvent.COMPLETED if self.done.stage is None else JobEvent.LAST_WORK_ENDED
+        self.change(JobEvent.WORK_ENDED if self.works else has_ended)
 
     @property
     def is_stopping(self) -> bool:
-        return self.stops_at is not None
+        return self.state is JobState.STOPPING
 
     def stop_at(self, position: int) -> None:
         """Note that its works were told to stop, and are predicted to end at this position."""
+        self.change(JobEvent.STOP)
         self.stops_at, self.has_advanced = position, False
         self._commit()
 
@@ -132,6 +145,7 @@ class Job:
     def restart(self, position: int | None) -> None:
         """Begin the next attempt, from `done` or from this earlier position. No device holds anything of the job."""
         assert not self.holders
+        self.change(JobEvent.RETRY)
         if position is not None:
             assert position <= self.done.position, f"job {self.job_id} goes forward to {position}"
             self.done = self.done.itinerary.at[position]

@@ -73,11 +73,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Job]:
         return chain.from_iterable(block.jobs for block in self._blocks)
 
-    def __contains__(self, job: Job) -> bool:
-        number, index = self._place(_key(job))
-        jobs = self._blocks[number].jobs
-        return index < len(jobs) and jobs[index] is job
-
     def add(self, job: Job) -> None:
         number, index = self._place(_key(job))
         block = self._blocks[number]

@@ -9,6 +9,7 @@ from tilework.admission.loads import reserve
 from tilework.control.cluster.device import Device, Now
 from tilework.control.cluster.device_set import DeviceSet
 from tilework.control.cluster.job import Job
+from tilework.control.cluster.life import HAS_WORKS, JobEvent, JobState
 from tilework.control.cluster.load import Load
 from tilework.control.cluster.load_sources import LoadSources
 from tilework.control.cluster.promises import Promises
@@ -57,9 +58,9 @@ class Overrun(NamedTuple):
 class Tracker:
     """A `ClusterView` to policies and a `Backlog` to admission.
 
-    A job is in one of the queues exactly when none of its works is in flight and it is not parked: in `waiting` if its
-    next stage runs on an accelerator, in `for_slots` if on a CPU slot. A work stays in flight until its devices have
-    reported on it or are all lost, even when its job has ended or begun another attempt meanwhile.
+    The state of a job (see `life`) says where it is kept. One that waits is in `waiting` if its next stage runs on an
+    accelerator, in `for_slots` if on a CPU slot. A work stays in flight until its devices have reported on it or are
+    all lost, even when its job has ended or begun another attempt meanwhile.
     """
 
     def __init__(self, policy: Policy, costs: CostModel) -> None:
@@ -337,11 +338,12 @@ class Tracker:
         if job.promised is not None:
             self._promises.add(job, job.promised)
             self._update_reservation(job)
-        self._add_to_queue(job)
+        self._enter(job)
 
     def remove_job(self, job: Job) -> None:
-        """Forget a job that has ended; works of it may still be in flight."""
-        self._withdraw(job)
+        """Forget a job that ends; works of it may still be in flight."""
+        self._leave(job)
+        job.change(JobEvent.END)
         self._promises.remove(job)
         self.residents.evict(job)
         self._load.leave(job)
@@ -350,51 +352,51 @@ class Tracker:
     def drop_to_best_effort(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
         """Move a job to its place among best-effort jobs, and give up its reservation."""
         self._num_changes += 1
-        queue = self._queue_of(job)
-        was_waiting = job in queue
-        if was_waiting:
-            queue.remove(job)
+        if job.state is JobState.WAITING:
+            self._leave(job)
         self._load.leave(job)
         job.dropped_to_best_effort, job.urgency_ns, job.delay_ns = True, urgency_ns, delay_ns
         self._load.enter(job)
         self._promises.remove(job)
-        if was_waiting:
-            queue.add(job)
+        if job.state is JobState.WAITING:
+            self._enter(job)
 
     def use_cache(self, job: Job) -> None:
         """Let the steps of a job that are not committed use its spare cache."""
         self._num_changes += 1
-        queue = self._queue_of(job)
-        was_waiting = job in queue
-        if was_waiting:
-            queue.remove(job)
+        if job.state is JobState.WAITING:
+            self._leave(job)
         job.use_cache(self._costs.start(job.request.with_spare_cache).itinerary)
         self._update_demand(job)
-        if was_waiting:
-            queue.add(job)
+        if job.state is JobState.WAITING:
+            self._enter(job)
 
     def park(self, job: Job) -> None:
         """Take a waiting job out of the queue, where no policy sees it, and give up its reservation."""
         self._num_changes += 1
-        self._queue_of(job).remove(job)
+        self._leave(job)
+        job.change(JobEvent.PARK)
         self._promises.remove(job)
-        self._parked[job.job_id] = job
+        self._enter(job)
 
     def unpark(self) -> None:
         """Return all parked jobs to the queue, because devices or memory limits have changed."""
         for job in tuple(self._parked.values()):
-            self._withdraw(job)
-            self._enqueue(job)
+            self._leave(job)
+            job.change(JobEvent.UNPARK)
+            self._update_demand(job)
+            self._enter(job)
 
     def restart(self, job: Job, position: int | None) -> None:
         """Begin a job's next attempt, from `done` or from this earlier position.
 
         Works of its former attempt may still be in flight.
         """
-        self._withdraw(job)
+        self._leave(job)
         self.residents.evict(job)
         job.restart(position)
-        self._enqueue(job)
+        self._update_demand(job)
+        self._enter(job)
 
     def reserve(self, job: Job, width: int, devices: Group = (), slot: int | None = None) -> None:
         """Reserve the remaining work of a promised job, in this width and on these devices (see `Block`)."""
@@ -419,28 +421,35 @@ class Tracker:
         if job.promised is not None:
             self.reserve(job, job.promised.demand.width, job.promised.devices, job.promised.slot)
 
-    def _enqueue(self, job: Job) -> None:
-        self._update_demand(job)
-        self._add_to_queue(job)
+    def _enter(self, job: Job) -> None:
+        """Keep a job among those of its state."""
+        match job.state:
+            case JobState.WAITING:
+                queue = self._queue_of(job)
+                queue.add(job)
+                self._num_changes += queue is self.for_slots
+            case JobState.RUNNING | JobState.STOPPING:
+                self._busy[job.job_id] = job
+            case JobState.PARKED:
+                self._parked[job.job_id] = job
 
-    def _add_to_queue(self, job: Job) -> None:
-        queue = self._queue_of(job)
-        queue.add(job)
-        self._num_changes += queue is self.for_slots
+    def _leave(self, job: Job) -> None:
+        """Take a job from those of its state, before it changes."""
+        match job.state:
+            case JobState.WAITING:
+                queue = self._queue_of(job)
+                queue.remove(job)
+                self._num_changes += queue is self.for_slots
+            case JobState.RUNNING | JobState.STOPPING:
+                del self._busy[job.job_id]
+                self._num_changes += 1
+            case JobState.PARKED:
+                del self._parked[job.job_id]
 
     def _queue_of(self, job: Job) -> WaitingQueue:
         """Return the queue in which a job waits for the devices of its next stage."""
         stage = job.committed.stage
         return self.for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting.of(job.request)
-
-    def _withdraw(self, job: Job) -> None:
-        """Remove a job from the waiting, busy and parked jobs."""
-        queue = self._queue_of(job)
-        if job in queue:
-            queue.remove(job)
-        if self._busy.pop(job.job_id, None) is not None or queue is self.for_slots:
-            self._num_changes += 1
-        self._parked.pop(job.job_id, None)
 
     # Works.
 
@@ -466,11 +475,11 @@ class Tracker:
         self.next_work_id += 1
         self._num_changes += 1
         for job in jobs:
-            if not job.works:
-                self._queue_of(job).remove(job)
+            if job.state is JobState.WAITING:
+                self._leave(job)
             job.begin(work)
             job.last_devices = start.devices
-            self._busy[job.job_id] = job
+            self._enter(job)
             self._update_demand(job)
         self._occupy(devices, work, jobs, requests)
         return work
@@ -540,10 +549,11 @@ class Tracker:
             job.end(work, steps_done)
             if steps_done:
                 job.failures, job.last_error = 0, ""
-            if not job.works:
-                self._busy.pop(job.job_id)
-                if job.done.stage is not None:
-                    self._enqueue(job)
+            if job.state not in HAS_WORKS:
+                del self._busy[job.job_id]
+                if job.state is JobState.WAITING:
+                    self._update_demand(job)
+                    self._enter(job)
         return jobs
 
     def overrun(self, work: Work) -> Overrun | None:

@@ -1,4 +1,4 @@
-"""Every metric that a server exports: its name, type, labels and meaning; docs/operations.md has a table of them.
+"""Every metric that a server exports: its name, type, labels and meaning (`tools/metrics_table.py` prints them).
 
 The values of a label are those of the enumeration that the code counts by.
 """

@@ -7,7 +7,7 @@ from dataclasses import Field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from tilework.distribution import install_command
+from tilework.distribution import install_lab_command
 from tilework.entry_points import NotThere, declared_places, load
 from tilework.sim.workloads.family import Family, parsed, unknown
 
@@ -35,7 +35,7 @@ def family(name: str) -> type[Family]:
     if place is None:
         near = get_close_matches(name, workload_names(), n=1)
         remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(workload_names())}"
-        lab = "" if declared_places(ENTRY_POINTS) else f"; workloads of papers come with {install_command('lab')}"
+        lab = "" if declared_places(ENTRY_POINTS) else f"; workloads of papers come with {install_lab_command()}"
         raise UnknownWorkload(f"there is no workload {name!r}; {remedy}{lab}")
     try:
         found = load(place)

@@ -1,6 +1,6 @@
 """Records the examples of the API reference.
 
-`python -m tilework.server.api.record` starts a server with the shipped model, and one with a simulated model of clips,
+`python tools/api_examples.py` starts a server with the shipped model, and one with a simulated model of clips,
 calls them, and prints `examples.json`. With two URLs it calls the servers there. Answers are as they came, but long
 lists show their first entries, an image shows its first bytes, and every call has the same uid.
 """

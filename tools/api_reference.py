@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page to read: `python -m tilework.server.api.reference` prints docs/api.md."""
+"""The OpenAPI document as a page to read: `python tools/api_reference.py` prints docs/api.md."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WIDTH = 110
 HEAD = """\
 # HTTP API
 
-Written by `make docs` from the OpenAPI document, which every server shows at `/docs`. How deadlines, streams, keys,
-tenants and limits work together is in [serving](serving.md).
+Written by `make docs` from the OpenAPI document, which every server shows at `/docs`. How deadlines, streams and
+further calls work is in [serving](serving.md), keys, tenants and limits are in [operations](operations.md).
 
 Examples are for a shell with `export URL=http://127.0.0.1:8000`. Answers are those of a server with `shapes` on two CPU
 cores, and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes.
