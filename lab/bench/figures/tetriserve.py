@@ -41,7 +41,7 @@ RATES = (6, 9, 12, 15, 18)
 SIDES = (256, 512, 1024, 2048)
 NEAR_PERFECT, FAILS = 0.95, 0.05
 
-# Figure 13: rounds in which so many steps of the largest size run on eight devices, which take 181 ms each. The margin
+# Figure 13: rounds in which this many steps of the largest size run on eight devices, 181 ms each. The margin
 # leaves room for what is lost at a move, and 2% for errors, as in a round whose length the policy chooses itself.
 GRAINS = (1, 2, 5, 10)
 LOSSES_MS = (0, 20)

@@ -326,7 +326,7 @@ def tables(cached: CachedRuns) -> RemadeFigure:
     return RemadeFigure(
         tables=(
             Table(
-                title="Table 5: rate and steps of the paper, mixes of ours",
+                title="Table 5: rate and steps of the paper, our mixes",
                 columns=("pipeline, load", "per s", "steps", "share of requests, %"),
                 rows=tuple(mixes),
             ),

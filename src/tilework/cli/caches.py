@@ -99,7 +99,7 @@ def _specs(row: CostRow, prompts: Sequence[str], info: ModelInfo) -> list[list[S
 
 CACHE_FILE = "cache_forest.json"
 THRESHOLDS = (0.001, 0.003, 0.01, 0.03)
-_HELD_OUT = 4  # One of so many prompts is left out of training.
+_HELD_OUT = 4  # One prompt of this many is left out of training.
 
 
 def prompts_of(path: Path) -> tuple[str, ...]:

@@ -544,9 +544,9 @@ class Invariants:
         require(ending.on_time, f"the promise to {ending.request.uid} is broken without a fault: {at}")
 
     def _check_waits(self, num_works: int) -> None:
-        """A best-effort request waits at most for all more urgent or promised requests, and for interruptions.
+        """Check that best-effort requests wait at most for more urgent or promised ones, and for interruptions.
 
-        It may wait for one that is less urgent, too, if that runs when it arrives and does not give way. The dispatch
+        A request may wait for a less urgent one, too, if that runs when it arrives and does not give way. The dispatch
         of works, which takes longer than some of them, is no part of what a request takes alone.
         """
         alone_ns = {uid: self._alone_ns[uid] for uid in self._urgency_ns}

@@ -1,4 +1,4 @@
-"""Workloads of ours: images beside videos, and a few huge images among many small ones."""
+"""Our own workloads: images beside videos, and a few huge images among many small ones."""
 
 from __future__ import annotations
 
