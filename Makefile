@@ -64,20 +64,22 @@ ring-check: $(VENV)/dev ## Check the protocol of the ring: its models with SPIN,
 bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
-docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the tables of models
+docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the score of classes
 	@$(BIN)/python tools/api_examples.py > examples.tmp
 	@mv examples.tmp src/tilework/server/api/examples.json
 	@$(BIN)/python tools/api_reference.py > docs/api.md
 	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
 
-# What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables.
+# What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables. The page of
+# classes is made here, of the diffusers that is installed.
 site: OUT = out/site
-site: $(VENV)/docs ## Build the documentation as a site in OUT/html; a broken link is an error
+site: $(VENV)/serve $(VENV)/docs ## Build the documentation as a site in OUT/html; a broken link is an error
 	@rm -rf $(OUT)/pages $(OUT)/html
 	@mkdir -p $(OUT)/pages
 	@cp mkdocs.yml $(OUT)
 	@cp --parents -r *.md LICENSE docs deploy examples bench/README.md bench/results bench/suite/decisions/names.json \
-		tests/README.md training/*/README.md training/*/*.json training/*/*.png src/tilework/data/grafana.json $(OUT)/pages
+		tests/README.md lab/README.md lab/docs training/*/README.md training/*/*.json training/*/*.png src/tilework/data/grafana.json $(OUT)/pages
+	@$(BIN)/python -m tilework.pipelines.support.page --tables > $(OUT)/pages/docs/classes.md
 	@$(BIN)/zensical build --strict --config-file $(OUT)/mkdocs.yml
 	@echo "$(OUT)/html/index.html; any web server can serve the folder, such as $(BIN)/python -m http.server -d $(OUT)/html"
 
@@ -86,7 +88,7 @@ serve: $(VENV)/serve ## Start a server with the shipped model; ARGS is passed to
 
 clean: ## Remove outputs and caches, but not the virtual environment
 	@rm -rf out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find src tests bench training -name __pycache__ -prune -exec rm -rf {} +
+	@find src tests bench lab training -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamp files, one per level of the virtual environment. torch has its own, so that a changed pyproject.toml does not
 # replace the build of torch that was installed.

@@ -6,7 +6,7 @@ Try it, with random weights (so it draws noise):
     python -c "import new_model; new_model.save('pebble')"
     tilework serve ./pebble --adapter new_model:PebblePipeline
 
-Nothing here knows of Tilework: the classes are what a model's authors write for diffusers. docs/new_models.md says what
+Nothing here knows of Tilework: the classes are what a model's authors write for diffusers. docs/models.md says what
 a pipeline needs to be served.
 """
 

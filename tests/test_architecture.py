@@ -255,6 +255,25 @@ def test_the_page_on_architecture_shows_a_request_pass_each_room_once() -> None:
     assert drawn >= set(ARROWS) - {"core", "ownership", "formats", "sim", "client", "report", "cli"}
 
 
+def test_the_page_on_architecture_names_functions_that_exist() -> None:
+    """A request in twelve functions: each is a method in the file that the page names."""
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    section = page.partition("\n## A request in twelve functions\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d+ \| `([\w/]+\.py)`: `(\w+)\.(\w+)` \|", section, re.MULTILINE)
+    others = [(file, owner, name) for owner, name, file in re.findall(r"`(\w+)\.(\w+)`\s+\(`([\w/]+\.py)`", section)]
+    assert len(rows) == 12
+    assert others
+    for file, owner, name in rows + others:
+        classes = [node for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.ClassDef)]
+        methods = {
+            (one.name, node.name)
+            for one in classes
+            for node in one.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert (owner, name) in methods, f"{file} has no {owner}.{name}"
+
+
 def test_only_adapters_name_stages() -> None:
     """Other rooms ask what a stage is like. Prose may name one; a text that equals a name may not."""
     names = {stage.name for stage in latent_diffusion("any").stages}

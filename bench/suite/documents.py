@@ -17,7 +17,8 @@ from textwrap import dedent
 ROOT = Path(__file__).parents[2]
 PAGES = (
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md"),  # Recorded from a server.
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md", "tests/README.md")),
+    *sorted((ROOT / "lab" / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "bench/README", "lab/README", "tests/README")),
 )
 TITLES = (
     "installs packages",

@@ -16,7 +16,7 @@ from tilework.policy import registry
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
-from tilework_lab.policies.residency.lru import LeastRecentlyUsed
+from tilework_lab.policies.residency import LeastRecentlyUsed
 
 POLICIES = ("fifo-load", "sticky", "lru", "deadline-lru", "deadline-belady")
 COSTS = shipped("gentd26")

@@ -33,9 +33,8 @@ from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
-from tilework_lab.policies.trident_baselines.aging import priority
 from tilework_lab.policies.trident_baselines.baselines import buckets, one_degree, pooled_buckets
-from tilework_lab.policies.trident_baselines.policy import TridentBaseline
+from tilework_lab.policies.trident_baselines.policy import TridentBaseline, priority
 
 COLOCATED = ("trident-b1", "trident-b2", "trident-b3", "trident-b4")
 POOLED = ("trident-b5", "trident-b6")

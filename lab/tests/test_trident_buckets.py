@@ -16,8 +16,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.roles import PlacementType, Role
 from tilework_lab.policies.trident_baselines.baselines import pooled_buckets
-from tilework_lab.policies.trident_baselines.buckets import bucket_sizes, cut_groups
-from tilework_lab.policies.trident_baselines.layout import Layout, Line, line_of
+from tilework_lab.policies.trident_baselines.layout import Layout, Line, bucket_sizes, cut_groups, line_of
 from tilework_lab.policies.trident_baselines.profiles import SeenRequests
 
 EDC = PlacementType.EDC

@@ -1,4 +1,4 @@
-"""Models of the first day, as docs/new_models.md tells: a pipeline of one file, and classes that no list has."""
+"""Models of the first day, as docs/models.md tells: a pipeline of one file, and classes that no list has."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _GIVEN_S = 300.0
 class Commands:
     """Commands of these pages; one that takes longer than `limit_s` is stopped.
 
-    Those of lab/docs/reproduction.md take hours; tests/sim/test_reproduction.py runs them small.
+    Those of lab/docs/reproduction.md take hours; lab/tests/test_reproduction.py runs them small.
     """
 
     pages: tuple[str, ...] = tuple(str(page.relative_to(ROOT)) for page in PAGES if page.name != "reproduction.md")

@@ -28,14 +28,13 @@ from tilework.cost.shipped import shipped_path
 from tilework.cost.table import CostTable, graphs_of
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
-from tilework.policy.placement.footprints import pieces_by_role
+from tilework.policy.placement.profile import pieces_by_role
 from tilework.policy.placement.roles import Role
 from tilework.policy.placement.utilisation import proportional
 from tilework.policy.published.fixed import FixedDegree
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
-from tilework.policy.published.onepiece.modes import Mode
-from tilework.policy.published.onepiece.policy import OnePiece
-from tilework.policy.published.onepiece.request_monitor import RateLimit
+from tilework.policy.published.onepiece.policy import OnePiece, RateLimit
+from tilework.policy.published.onepiece.traffic import Mode
 from tilework.policy.registry import register
 from tilework.report.panels import BarPanel, Curve, CurvePanel
 from tilework.sim.config import SimConfig

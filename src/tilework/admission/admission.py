@@ -9,11 +9,11 @@ from math import inf
 from typing import TypeGuard
 
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.eta import Eta, end_after
+from tilework.admission.eta import Eta, end_after, serving
 from tilework.admission.eta_correction import EtaCorrection
 from tilework.admission.free_after import FreeAfterAhead
 from tilework.admission.loads import expected_ns, too_large
-from tilework.admission.promise_query import PromiseQuery
+from tilework.admission.promise_query import PromiseQuery, others_text
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservations import Reservations, SearchBudget
 from tilework.core.actions import Reject
@@ -36,8 +36,7 @@ from tilework.core.interfaces import (
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
 from tilework.cost.demand import fastest, fits_at
 from tilework.policy.toolkit.known_demands import ByClass
-from tilework.policy.toolkit.pools import serving
-from tilework.policy.toolkit.wording import needs, others_text
+from tilework.policy.toolkit.starts import needs
 
 PROMISE_PRICE = 1.0
 """Default number of kept deadlines of other jobs that a promise may cost."""

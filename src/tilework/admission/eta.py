@@ -9,7 +9,6 @@ from tilework.admission.what_if import ready_ns
 from tilework.core.interfaces import Backlog, Demand, DeviceView, JobView, Moment, Policy
 from tilework.core.pools import Pools, Within
 from tilework.core.request import Request
-from tilework.policy.toolkit.pools import serving
 
 
 class Eta:
@@ -81,3 +80,8 @@ class Eta:
 def end_after(parts: Sequence[FreeAfterAhead], block: Demand, ready_ns: int = 0) -> int:
     """Return the end of a block on the part of the devices where it ends first."""
     return min([part.end_ns(block, ready_ns) for part in parts])
+
+
+def serving(devices: Sequence[DeviceView], within: Within) -> Sequence[DeviceView]:
+    """Return those of these devices that are `within`."""
+    return devices if within is None else [device for device in devices if device.device_id in within]

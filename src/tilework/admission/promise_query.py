@@ -16,13 +16,23 @@ from tilework.admission.reservations import Reservations
 from tilework.admission.what_if import WhatIf
 from tilework.core.actions import Reject
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import Backlog, Block, Boundary, CostModel, Demand, Policy, Promise, WeighsJobs
+from tilework.core.graph.stage import Stage
+from tilework.core.interfaces import (
+    Backlog,
+    Block,
+    Boundary,
+    CostModel,
+    Demand,
+    EtaPrediction,
+    Policy,
+    Promise,
+    WeighsJobs,
+)
 from tilework.core.pools import Within
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
+from tilework.core.work import Group, Work
 from tilework.cost.demand import demand_at, usable_degree
-from tilework.policy.toolkit.newcomer import Newcomer
-from tilework.policy.toolkit.wording import others_text
 
 _MOST_TRIED = 6  # Deadlines that are tried until one is late enough.
 _MANY = 64  # Reservations, beyond which groups are not chosen anew for a new request.
@@ -140,7 +150,8 @@ class PromiseQuery:
 
         After six deadlines that are not worth their price, the next one is returned without that check.
         """
-        due_ns, blocks = at_least_ns, {self.blocks[0], min(self.blocks, key=_run_ns)}
+        due_ns = at_least_ns
+        blocks = dict.fromkeys((self.blocks[0], min(self.blocks, key=_run_ns)))  # A set would decide their order anew.
         for _ in range(_MOST_TRIED):
             due_ns = min(self.reservations.earliest_ns(block, due_ns, self._within) for block in blocks)
             against = self._against(due_ns)
@@ -226,3 +237,51 @@ def _stopped(what_if: WhatIf, boundaries: Sequence[Boundary]) -> WhatIf:
 
 def _run_ns(block: Demand) -> int:
     return block.run_ns
+
+
+_LAST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomer:
+    """A request that is not accepted yet, as a job without works, to ask what would happen if it were accepted.
+
+    It is a `JobView`, and comes after all jobs with the same deadline.
+    """
+
+    request: Request
+    committed: Cursor
+    demand: Demand
+    urgency_ns: int
+    delay_ns: int
+    promised: Block | None
+    job_id: int = _LAST
+    dropped_to_best_effort: bool = False
+    is_stopping: bool = False
+    may_stop: bool = False
+    last_devices: Group = ()
+    works: Sequence[Work] = ()
+
+    @property
+    def eta_prediction(self) -> EtaPrediction:
+        return EtaPrediction.alone(self.request.arrival_ns, self.demand)
+
+    @property
+    def left(self) -> Cursor:
+        return self.committed.leg
+
+    @property
+    def stage(self) -> Stage | None:
+        return self.left.stage
+
+    @property
+    def num_steps_left(self) -> int:
+        return self.left.num_steps_left
+
+    @property
+    def may_share(self) -> bool:
+        return not self.request.exact and self.request.passes == 1
+
+
+def others_text(count: int) -> str:
+    return {0: "no other requests", 1: "1 other request"}.get(count, f"{count} other requests")

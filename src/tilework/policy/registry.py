@@ -34,7 +34,7 @@ class UnknownPolicy(ValueError):
 
 
 def policy_names() -> list[str]:
-    """The policies that can be chosen by name: those that ship, and those that installed packages declare."""
+    """Return the policies that can be chosen by name: those that ship, and those that installed packages declare."""
     return sorted(_places())
 
 
@@ -69,7 +69,7 @@ def make_policy(name: str) -> Policy:
 
 
 def check_live(name: str) -> None:
-    """Raises UnknownPolicy if no policy has this name, or if it needs to know the requests that will come."""
+    """Check that a policy has this name, and decides without the requests that will come. Raises UnknownPolicy."""
     if isinstance(make_policy(name), NeedsFuture):
         raise UnknownPolicy(
             f"policy {name!r} decides by the requests that will come, so that only a simulation can run it "
@@ -93,7 +93,7 @@ def downtime_ns(name: str) -> int:
 
 
 def check_pools(name: str, pipelines: Collection[str]) -> None:
-    """Raises UnknownPolicy if some pipelines have devices of their own, and a policy does not keep them to these."""
+    """Check that a policy keeps pipelines to their own devices, if some have such. Raises UnknownPolicy."""
     if pipelines and not keeps_pools(name):
         raise UnknownPolicy(
             f"policy {name!r} gives every device to every model, and {min(pipelines)!r} has devices of its own; choose "
@@ -109,10 +109,13 @@ def _can_keep_pools(name: str) -> bool:
 
 
 def _places() -> Mapping[str, str]:
-    """A name that ships is never taken over by another package: event logs name their policy."""
+    """Return the places of all policies.
+
+    No other package takes over a name that ships: event logs name their policy.
+    """
     return {**declared_places(ENTRY_POINTS), **SHIPPED}
 
 
 def _of_the_lab() -> str:
-    """A hint at the lab's policies, where the lab is not installed."""
+    """Return a hint at the lab's policies, where the lab is not installed."""
     return "" if declared_places(ENTRY_POINTS) else f"; policies of papers come with {install_lab_command()}"

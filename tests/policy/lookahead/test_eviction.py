@@ -16,9 +16,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Start
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead.component_rates import ComponentRates
-from tilework.policy.lookahead.eviction import Eviction
-from tilework.policy.lookahead.preloading import Preloading
+from tilework.policy.lookahead.residency import ComponentRates, Eviction, Preloading
 
 TABLE = shipped("gentd26")
 FORGETFUL = replace(TABLE, host_bytes=0)

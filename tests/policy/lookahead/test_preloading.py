@@ -14,7 +14,7 @@ from tilework.core.component import LoadSource
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead import preloading
+from tilework.policy.lookahead import residency
 from tilework.policy.lookahead.node_jobs import is_idle
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.sim.runs import LoadRun
@@ -57,9 +57,9 @@ def test_stages_of_a_model_that_was_removed_are_no_candidates() -> None:
         policy.demand(one, costs.start(one), costs)
     eviction = SimpleNamespace(rates=policy._rates, costs=costs, now_ns=STREAM[-1].arrival_ns)
     devices: list[Any] = [SimpleNamespace(device_id=0)]
-    assert [stage.pipeline for stage in preloading.stages_by_rate(eviction, devices)] == ["gentd26-01"]  # type: ignore[arg-type]
+    assert [stage.pipeline for stage in residency.stages_by_rate(eviction, devices)] == ["gentd26-01"]  # type: ignore[arg-type]
     costs.remove("gentd26-01")
-    assert preloading.stages_by_rate(eviction, devices) == []  # type: ignore[arg-type]
+    assert residency.stages_by_rate(eviction, devices) == []  # type: ignore[arg-type]
 
 
 def test_a_request_that_comes_meanwhile_waits_for_the_load() -> None:
@@ -109,13 +109,13 @@ def test_a_device_that_loads_ahead_is_idle() -> None:
 
 def test_it_is_not_computed_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device computes for a minute, with several decisions per second; the other is idle."""
-    real, tried = preloading._options, list[int]()
+    real, tried = residency._loads, list[int]()
 
     def options(*arguments: object) -> Sequence[object]:
         tried.append(0)
         return list(real(*arguments))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(preloading, "_options", options)
+    monkeypatch.setattr(residency, "_loads", options)
     long = replace(wanted(1, 0.0), shape=Shape(512, 512, 8))
     trace = simulate([long], "tilework", num_devices=2, costs=COSTS)
     assert len(trace.runs) >= 30

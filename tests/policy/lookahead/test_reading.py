@@ -17,9 +17,7 @@ from tilework.core.interfaces import ClusterView
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead.component_rates import ComponentRates
-from tilework.policy.lookahead.eviction import Eviction
-from tilework.policy.lookahead.reading import Reading
+from tilework.policy.lookahead.residency import ComponentRates, Eviction, Reading
 from tilework.sim.trace import Trace
 
 COSTS = TableCosts(replace(TABLE, host_bytes=2 * TABLE.components["gentd26-01"]["checkpoint"].num_bytes))

@@ -17,8 +17,8 @@ from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
+from tilework.policy.lookahead.arrivals import Rationing
 from tilework.policy.lookahead.node_assignment import NodeAssignment
-from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.selection import Selection
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation

@@ -11,7 +11,7 @@ from placements import FLUX, MB, USABLE, VIDEO, C, D, E, flux_footprint, video_f
 from tilework.core.request import Request, Shape
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.feasible import Footprint, fits_at
-from tilework.policy.placement.footprints import footprint
+from tilework.policy.placement.profile import footprint
 
 COSTS = {name: TableCosts(shipped(name)) for name in ("flux1_l20", "hunyuanvideo_l20")}
 

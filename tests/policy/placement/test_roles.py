@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from placements import even_nodes
+from placements import even_nodes, nodes_of
 from stages import STAGES, stage_of
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
-from tilework.policy.placement.placement import Placement
+from tilework.policy.placement.placement import Placement, colocated
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 
 EDC, DC, ED, D, E, C = PlacementType
@@ -67,3 +67,7 @@ def test_a_placement_in_words() -> None:
     assert [placement.of(one) for one in (4, 6, 7, 9)] == [ED, C, C, None]
     assert placement == Placement(tuple(reversed(placement.types)))
     assert hash(placement) == hash(Placement(tuple(reversed(placement.types))))
+
+
+def test_colocated() -> None:
+    assert str(colocated(nodes_of((3, 2)))) == "5 EDC"

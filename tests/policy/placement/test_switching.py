@@ -10,9 +10,8 @@ from placements import even_nodes, flux_mix
 from tilework.core.time import NS_PER_S
 from tilework.policy.placement.orchestrator import plan_placement
 from tilework.policy.placement.pack import pack
-from tilework.policy.placement.placement import Placement
+from tilework.policy.placement.placement import Placement, colocated
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica
-from tilework.policy.placement.static import colocated
 from tilework.policy.placement.switching import SwitchRule, WindowStats, is_worthwhile
 
 EDC, DC, ED, D, E, C = PlacementType

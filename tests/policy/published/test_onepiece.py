@@ -26,10 +26,9 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.roles import Role
 from tilework.policy.placement.utilisation import UtilisationRule
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
-from tilework.policy.published.onepiece.modes import Mode
-from tilework.policy.published.onepiece.policy import OnePiece
-from tilework.policy.published.onepiece.request_monitor import Claim, RateLimit, RequestMonitor
+from tilework.policy.published.onepiece.policy import Claim, OnePiece, RateLimit, RequestMonitor
 from tilework.policy.published.onepiece.services import Service, Services
+from tilework.policy.published.onepiece.traffic import Mode
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import Fault, Faults
 from tilework.sim.simulation import Simulation

@@ -18,8 +18,7 @@ from tilework.policy.published.patchedserve import PatchedServe
 from tilework.policy.toolkit.continuous_batching import MOST_AHEAD
 from tilework.sim.trace import Trace
 from tilework_lab.compare.figures import preemptions
-from tilework_lab.policies.mixed_cache import MixedCache
-from tilework_lab.policies.nirvana import Nirvana
+from tilework_lab.policies.patchedserve_baselines import MixedCache, Nirvana
 
 SMALL, LARGE = 64, 128
 # Seconds of a step: 0.06 and 0.04 for each small one, 0.16 for each large one. Ten steps alone: 1.0 and 2.2 s.

@@ -11,7 +11,7 @@ from policy.published.test_tridentserve_placement import FLUX, VIDEO, ask, by_de
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.work import Plan
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.placement.batches import batch_ns, optimal_batch
+from tilework.policy.placement.launch import batch_ns, optimal_batch
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.sim.trace import Trace
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NEVER_NS
 from tilework.core.work import Plan
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import DeadlinePolicy, late_jobs
+from tilework.policy.toolkit.starts import explain
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import explain
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +23,10 @@ class NarrowestFirst(DeadlinePolicy):
     """
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
         pool = DevicePool(view, costs, now_ns, chunk_ns=NEVER_NS)
         if not pool.allocator.num_free():
             return pool.plan(())
@@ -42,7 +44,7 @@ class NarrowestFirst(DeadlinePolicy):
 
 
 def _width(task: Task) -> int:
-    """The narrowest degree that is in time; without a deadline, or past it, the narrowest of all."""
+    """Return the narrowest degree that is in time; without a deadline, or past it, the narrowest of all."""
     speeds = task.group_speeds
     if task.job.request.deadline_ns is None or task.job.dropped_to_best_effort:
         return speeds[0].degree

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
+from tilework.cost.demand import Speed
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import DeadlinePolicy, late_jobs
+from tilework.policy.toolkit.starts import explain
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import explain
+from tilework_lab.policies.srtf import ShortestFirst
 
 
 @dataclass(slots=True, kw_only=True)
 class BestFit(DeadlinePolicy):
-    """Maximise the share of requests on time. At each end of a chunk, for the jobs and devices that are ready then:
+    """Maximises the share of requests on time. At each end of a chunk, for the jobs and devices that are ready then:
 
     1. earliest deadline first, each job takes the narrowest group with which all its remaining work meets the deadline;
        the quickest for which there is room, if none does or if it has no deadline;
@@ -39,7 +41,10 @@ class BestFit(DeadlinePolicy):
     chunk_ns: int = 50 * NS_PER_MS
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
         pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
@@ -80,3 +85,16 @@ def _grows(pool: DevicePool, placement: Placement) -> bool:
 
 KEEPS_ORDER = partial(BestFit, drops_to_best_effort=False)
 DROPS_LATE = partial(BestFit, drops_to_best_effort=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class StaticShortestFirst(ShortestFirst):
+    """`srtf` at the widest degree that a node has.
+
+    Source: GF-DiT (arXiv 2606.13501), policy `srtf` of its published code, which by default runs on one group of all
+    devices, whatever it gains by it. Departures: aging, without which a long request can starve; where there are
+    several groups, a request goes to the one that is free, not to one that was chosen at its arrival.
+    """
+
+    def degree_of(self, speeds: Sequence[Speed]) -> int:
+        return speeds[-1].degree

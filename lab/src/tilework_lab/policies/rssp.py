@@ -14,12 +14,12 @@ from tilework.cost.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.degrees import efficient_degree
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.order import ArrivalOrdered
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.starts import devices_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolutionDegrees(ArrivalOrdered):
-    """Serve in order of arrival, each request at the degree that the profile says is best for its resolution.
+    """Serves in order of arrival, each request at the degree that the profile says is best for its resolution.
 
     A job keeps its group until its steps are done. The first that waits holds the free devices until there are enough
     for it, and no other goes before it. Deadlines, weights and tenants are ignored.
@@ -50,8 +50,9 @@ class ResolutionDegrees(ArrivalOrdered):
             group = pool.allocator.take(degree, task.job.last_devices)
             if group is None:
                 break
-            devices, has_group = devices_text(degree), bool(task.job.last_devices)
-            why = f"keeps its {devices}" if has_group else f"has waited longest; its best degree is {degree}"
+            why = f"has waited longest; its best degree is {degree}"
+            if task.job.last_devices:
+                why = f"keeps its {devices_text(degree)}"
             placements.append(Placement(task, group, why))
         return pool.plan(placements)
 

@@ -15,15 +15,15 @@ from tilework.cost.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.degrees import efficient_degree
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.starts import needs
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import needs
 
 _MOST_CLASSES = 256
 
 
 @dataclass(slots=True, kw_only=True)
 class ShortestFirst:
-    """Keep the mean latency low: the job with the least remaining time is next, and takes over at the end of a chunk.
+    """Keeps the mean latency low: the job with the least remaining time is next, and takes over at the end of a chunk.
 
     Each job runs at the widest degree that is efficient (see `efficient_degree`), as the systems describe it that are
     compared with SRTF. Deadlines and tenants are ignored.
@@ -40,7 +40,10 @@ class ShortestFirst:
     _run_ns: ByClass[RequestClass, int] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """The time that a request takes is known from `demand`, which admission asks for first."""
+        """Return the arrival, aged by the time that a request takes.
+
+        It is known from `demand`, which admission asks for first.
+        """
         return request.arrival_ns + self._aged_ns(request, self._run_ns.get(cost_key(request), 0))
 
     def _aged_ns(self, request: Request, run_ns: int) -> int:
@@ -79,7 +82,7 @@ class ShortestFirst:
         return pool.plan(placements)
 
     def _rank(self, task: Task) -> tuple[int, int]:
-        """The urgency as of now: steps that a job has made no longer count."""
+        """Return the urgency as of now: steps that a job has made no longer count."""
         job = task.job
         done_ns = self._run_ns.get(cost_key(job.request), job.demand.run_ns) - job.demand.run_ns
         return job.urgency_ns - self._aged_ns(job.request, max(0, done_ns)), job.job_id

@@ -65,13 +65,14 @@ _Column = tuple[int, int, PoolOption]
 
 
 def _highs(columns: Sequence[_Column], capacities: Capacities, max_nodes: int) -> tuple[list[float], float]:
-    """The point that was found, empty if there is none, and the bound."""
+    """Return the point that was found, empty if there is none, and the bound."""
     import highspy
 
     solver = silent_solver({"mip_rel_gap": 0.0, "mip_max_nodes": max_nodes})
     solver.passModel(_model(highspy, columns, capacities))
     solver.run()
-    info, statuses = solver.getInfo(), highspy.HighsModelStatus
+    info = solver.getInfo()
+    statuses = highspy.HighsModelStatus
     status = solver.getModelStatus()
     assert status in (statuses.kOptimal, statuses.kSolutionLimit), (
         f"HiGHS ends with {solver.modelStatusToString(status)}"
@@ -80,7 +81,7 @@ def _highs(columns: Sequence[_Column], capacities: Capacities, max_nodes: int) -
 
 
 def _model(highspy: Any, columns: Sequence[_Column], capacities: Capacities) -> Any:
-    """As a minimisation, row by row: the devices of each pool, then each group that has a column."""
+    """Return the program as a minimisation, row by row: the devices of each pool, then each group that has a column."""
     groups: dict[int, list[int]] = {}
     pools: dict[Pool, list[int]] = {}
     for column, (group, _, option) in enumerate(columns):

@@ -68,7 +68,7 @@ Caches = Annotated[
     typer.Option(
         "--cache",
         metavar="KIND[=THRESHOLD],...",
-        help="Measure steps with these caches, too, as in patch=0.003 (docs/cache.md).",
+        help="Measure steps with these caches, too, as in patch=0.003 (docs/sharing.md).",
     ),
 ]
 Prompts = Annotated[

@@ -62,7 +62,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Draw prompts with and without a cache in this process, and compare: what is skipped, how long steps take, and how
-    much images change (PSNR, SSIM, and a score of yours). See docs/cache.md.
+    much images change (PSNR, SSIM, and a score of yours). See docs/sharing.md.
     """
     require_serve_extra()
     choices = None if caches is None else _choices(caches)

@@ -69,7 +69,7 @@ Adapter = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:CLASS",
-        help="Class that serves the model in place of the usual adapter: your own pipeline (docs/new_models.md), or an "
+        help="Class that serves the model in place of the usual adapter: your own pipeline (docs/models.md), or an "
         "adapter, for example with one more stage (docs/change.md).",
     ),
 ]

@@ -295,7 +295,7 @@ class ServerGroup:
         str | None,
         typer.Option(
             help="Skip parts of steps in which little has changed: off, patch, image, fbcache, taylorseer, or if_late. "
-            "It changes images, so the default is off; requests may choose (docs/cache.md).",
+            "It changes images, so the default is off; requests may choose (docs/sharing.md).",
         ),
     ] = None
     cache_threshold: Annotated[

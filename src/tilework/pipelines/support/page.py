@@ -1,6 +1,7 @@
-"""The score and the tables of classes: `python -m tilework.pipelines.support.page docs/models.md README.md`.
+"""The score and the tables of classes of diffusers, for pages.
 
-Replaces the score on each page, and the part between the two marks on pages that have them.
+`python -m tilework.pipelines.support.page PAGE...` writes today's score into these pages. With `--tables` in place of
+pages it prints the page of tables.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from pathlib import Path
 from tilework.pipelines.support.installed import APART, MODULAR, SCORED, Score, count_served, score
 from tilework.pipelines.support.record import KINDS, ClassRecord, Record, read_record
 
-BEGIN, END = "<!-- classes: `make docs` writes this part -->", "<!-- classes end -->"
 _SENTENCE = re.compile(r"\d+ of \d+ pipeline classes of diffusers \d+\.[\d.]*\d")
+_TITLE = """\
+# Classes
+
+What the tests of this version found of each pipeline class of diffusers: exact alone, interleaved with another request,
+and moved to another process after each stage and step. [Models](models.md) says what the columns mean.
+"""
 _HEAD = (
     "| class | stages | exact | interleaved | moved | batches | devices, also of a cell | inputs | lacks |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -27,13 +33,14 @@ def sentence(found: Score) -> str:
     return f"{count_served(counted)} of {len(counted)} pipeline classes of diffusers {found.installed}"
 
 
-def updated(page: str, found: Score, record: Record) -> str:
-    """Return a page with the score and the tables of today."""
-    page = _SENTENCE.sub(sentence(found), page)
-    before, begin, rest = page.partition(BEGIN)
-    if not begin:
-        return page
-    return "\n".join([before + BEGIN, "", *_tables(found, record), "", END]) + rest.partition(END)[2]
+def updated(page: str, found: Score) -> str:
+    """Return a page with the score of today."""
+    return _SENTENCE.sub(sentence(found), page)
+
+
+def tables(found: Score, record: Record) -> str:
+    """Return the page of tables: the classes of each kind, and those that are apart from the score with the reason."""
+    return "\n".join((_TITLE, *_tables(found, record), ""))
 
 
 def _tables(found: Score, record: Record) -> Iterator[str]:
@@ -66,5 +73,8 @@ def _row(name: str, one: ClassRecord) -> str:
 
 if __name__ == "__main__":
     today = score()
-    for path in map(Path, sys.argv[1:]):
-        path.write_text(updated(path.read_text("utf-8"), today, read_record()), encoding="utf-8")
+    if sys.argv[1:] == ["--tables"]:
+        print(tables(today, read_record()), end="")
+    else:
+        for path in map(Path, sys.argv[1:]):
+            path.write_text(updated(path.read_text("utf-8"), today), encoding="utf-8")

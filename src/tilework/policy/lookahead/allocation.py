@@ -1,4 +1,4 @@
-"""How the devices of a node are divided among jobs at one moment of a rollout."""
+"""The division of the devices of a node among jobs at one moment of a rollout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_SPEEDUP = 1.3  # A wider group must be this much faster to get devices th
 
 @dataclass(slots=True, eq=False)
 class RemainingJob:
-    """What is left of a job at some moment of a rollout.
+    """The remaining work of a job at some moment of a rollout.
 
     `rank` is the index of its degree in the forecast's speeds, -1 while it has no devices; `last_rank` is the one
     before this moment.
@@ -35,37 +35,44 @@ class RemainingJob:
         return self.forecast.speeds[self.rank].degree
 
     def anew(self) -> RemainingJob:
-        """The same job without devices, outside of a step."""
+        """Return the same job without devices, outside of a step."""
         return RemainingJob(self.forecast, self.index, self.num_steps, self.head_ns, self.tail_ns)
 
     def run_ns(self) -> float:
-        forecast, rank, tail_ns = self.forecast, self.rank, self.tail_ns
+        forecast = self.forecast
+        rank = self.rank
+        tail_ns = self.tail_ns
         if forecast.tail_factors:
             tail_ns *= forecast.tail_factors[rank]
         return self.head_ns + self.num_steps * forecast.speeds[rank].step_ns + tail_ns
 
     def speedup(self) -> float:
-        """How many times as fast it is at the next wider degree: in its steps, or in its tail if none are left."""
-        speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
+        """Return the speedup at the next wider degree: of its steps, or of its tail if no steps are left."""
+        speeds = self.forecast.speeds
+        factors = self.forecast.tail_factors
+        rank = self.rank
         if self.num_steps:
             return speeds[rank].step_ns / speeds[rank + 1].step_ns if speeds[rank + 1].step_ns else inf
         return factors[rank] / factors[rank + 1] if factors else 1.0
 
     def gain_ns(self) -> float:
-        """How much sooner it ends at the next wider degree."""
-        speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
+        """Return how much sooner it ends at the next wider degree."""
+        speeds = self.forecast.speeds
+        factors = self.forecast.tail_factors
+        rank = self.rank
         gain_ns = self.num_steps * (speeds[rank].step_ns - speeds[rank + 1].step_ns)
         return gain_ns if self.num_steps or not factors else self.tail_ns * (factors[rank] - factors[rank + 1])
 
     def keeps_too_long(self) -> bool:
-        """Whether requests that cannot wait for the end of a step are likely to come while it runs."""
+        """Return whether requests that cannot wait for the end of a step are likely to come while it runs."""
         return self.forecast.speeds[self.rank].step_ns > self.forecast.least_slack_ns
 
     def run(self, span_ns: float) -> None:
         """Take off what it does in this time at its degree."""
         if self.head_ns:
             head_ns = min(self.head_ns, span_ns)
-            self.head_ns, span_ns = self.head_ns - head_ns, span_ns - head_ns
+            self.head_ns -= head_ns
+            span_ns -= head_ns
         step_ns = self.forecast.speeds[self.rank].step_ns
         steps_ns = self.num_steps * step_ns
         if span_ns < steps_ns:
@@ -73,7 +80,8 @@ class RemainingJob:
         else:
             factors = self.forecast.tail_factors
             spent_ns = (span_ns - steps_ns) / factors[self.rank] if factors else span_ns - steps_ns
-            self.num_steps, self.tail_ns = 0.0, self.tail_ns - spent_ns
+            self.num_steps = 0.0
+            self.tail_ns -= spent_ns
 
 
 class Allocation(NamedTuple):
@@ -146,7 +154,7 @@ def allocate(
 
 
 def needed_degree(job: RemainingJob, num_free: int, now: float) -> int | None:
-    """The fewest devices with which a job is on time if it keeps them; None if there are not enough of them."""
+    """Return the fewest devices with which a job is on time if it keeps them; None if there are not enough of them."""
     rank, is_enough = _narrowest_in_time(job, num_free, now)
     return job.forecast.speeds[rank].degree if is_enough else None
 
@@ -177,9 +185,12 @@ def available_now(
 
 
 def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[int, bool]:
-    """The narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
-    forecast, num_steps, found = job.forecast, job.num_steps, -1
-    budget_ns, factors = forecast.due_ns - now - job.head_ns - job.tail_ns, forecast.tail_factors
+    """Return the narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
+    forecast = job.forecast
+    num_steps = job.num_steps
+    found = -1
+    budget_ns = forecast.due_ns - now - job.head_ns - job.tail_ns
+    factors = forecast.tail_factors
     for speed in forecast.speeds:
         if speed.degree > num_free:
             break
@@ -191,7 +202,7 @@ def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[in
 
 
 def _widest(job: RemainingJob, max_rank: int, num_free: int) -> int:
-    """The widest rank up to a limit for which there are devices; -1 if there is none."""
+    """Return the widest rank up to a limit for which there are devices; -1 if there is none."""
     return next((rank for rank in range(max_rank, -1, -1) if job.forecast.speeds[rank].degree <= num_free), -1)
 
 
@@ -201,7 +212,8 @@ def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: flo
     while num_free:
         best, best_gain = None, 0.0
         for job in growing:
-            speeds, rank = job.forecast.speeds, job.rank
+            speeds = job.forecast.speeds
+            rank = job.rank
             if rank + 1 == len(speeds):
                 continue
             narrow, wide = speeds[rank], speeds[rank + 1]

@@ -18,7 +18,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_stage, start_steps, steps_in_chunk
 
-LEAST_SAVED = 0.1  # Of the time of a run apart. With less saved, requests that come later lose more than these gain.
+LEAST_SAVED = 0.1  # Share of a run apart. With less saved, requests that come later lose more than these gain.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,13 +37,15 @@ class Member:
 
     @staticmethod
     def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> Member:
-        """A job as a member of a batch. A promised one must be on time with this margin."""
-        left, due_ns = job.left, inf
+        """Return a job as a member of a batch. A promised one must be on time with this margin."""
+        left = job.left
+        due_ns = inf
         if forecast.claim is Claim.FEASIBLE:
             due_ns = forecast.due_ns if job.promised is None else margin.latest_ns(int(forecast.due_ns), now_ns)
         head_ns = forecast.head_ns if left.num_steps_left and left.stage != left.stepped else 0.0
-        num_steps, tail_ns = left.num_steps, forecast.tail_ns
-        tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Of later stages with steps.
+        num_steps = left.num_steps
+        tail_ns = forecast.tail_ns
+        tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Later stages with steps.
         return Member(job, forecast, head_ns, num_steps, tail_ns, due_ns)
 
     @property
@@ -55,7 +57,7 @@ class Member:
 
     @property
     def after_steps(self) -> Cursor:
-        """What is left of it after the steps of `stage`."""
+        """Remaining work of the member after the steps of `stage`."""
         left = self.job.left
         if not left.num_steps_left:
             return left
@@ -89,17 +91,22 @@ class Batch:
 
     @property
     def ends_ns(self) -> tuple[float, ...]:
-        """When each ends, in the order of the members: those with the fewest steps first, the others without them."""
+        """End of each member, in their order.
+
+        Those with the fewest steps end first, and the others go on without them.
+        """
         if self._ends_ns is None:
             now = self.ready_ns + sum(member.head_ns for member in self.members)
-            ends, done = [0.0] * len(self.members), 0
+            ends = [0.0] * len(self.members)
+            done = 0
             left = sorted(range(len(self.members)), key=lambda index: self.members[index].num_steps)
             while left:
                 num_steps = self.members[left[0]].num_steps - done
                 now += num_steps * self.step_time(self.stage, [self.members[index].job.request for index in left])
                 done += num_steps
                 num_ended = sum(self.members[index].num_steps == done for index in left)
-                ended, left = [self.members[index] for index in left[:num_ended]], left[num_ended:]
+                ended = [self.members[index] for index in left[:num_ended]]
+                left = left[num_ended:]
                 for together, tail_ns in self._after_steps(ended, now, len(left)):
                     now += tail_ns
                     for member in together:
@@ -110,7 +117,7 @@ class Batch:
     def _after_steps(
         self, ended: Sequence[Member], now_ns: float, num_left: int
     ) -> Iterator[tuple[Sequence[Member], float]]:
-        """Members that have made their steps, those together that share the next stage, and the time to their end.
+        """Yield the members that have made their steps, in parts that share the next stage, and the time to their end.
 
         `num_left` others make further steps. The order is that in which they end.
         """
@@ -128,7 +135,7 @@ class Batch:
             yield from parts
 
     def _together_ns(self, stage: Stage, members: Sequence[Member], now_ns: float, num_left: int) -> float | None:
-        """The time to the end of these members if they share a stage without steps; None if they do not.
+        """Return the time to the end of these members if they share a stage without steps; None if they do not.
 
         They do if they may and `LEAST_SAVED` of the time is saved; if none is late by it; and if those that need not be
         on time lose less than the members that make further steps, and the requests behind, gain.
@@ -148,7 +155,7 @@ class Batch:
         return whole_ns if now_ns + whole_ns <= min(member.due_ns for member in members) else None
 
     def ends_if(self, end_ns: float) -> Iterator[tuple[int, float]]:
-        """Each member's job id and when it ends, if the last of them ends then."""
+        """Yield each member's job id and when it ends, if the last of them ends then."""
         last_ns = max(self.ends_ns)
         for member, each_ns in zip(self.members, self.ends_ns, strict=True):
             yield member.job.job_id, end_ns - (last_ns - each_ns)
@@ -160,7 +167,7 @@ class Batch:
         return min((member.due_ns - end_ns for member, end_ns in pairs), default=inf)
 
     def keeps_promises(self, chunk_ns: int) -> bool:
-        """Whether promised deadlines are kept even if the members run one by one after a chunk together.
+        """Return whether promised deadlines are kept even if the members run one by one after a chunk together.
 
         The reservation guard requires that, since it cannot know that they may continue together.
         """
@@ -188,7 +195,7 @@ class Batch:
         return Batch(members, self.ready_ns, self.step_time, self.num_behind)
 
     def saved(self, member: Member) -> float:
-        """The share of a step's time that is saved if one more joins, compared with its running apart."""
+        """Return the share of a step's time that is saved if one more joins, compared with its running apart."""
         here = [each.job.request for each in self.members]
         if self.stage != member.stage:
             return 0.0
@@ -196,7 +203,7 @@ class Batch:
         return 1.0 - self.step_time(self.stage, [*here, member.job.request]) / apart_ns if apart_ns else 0.0
 
     def is_better_with(self, member: Member, otherwise_ns: float, num_behind: float) -> bool:
-        """Whether the requests that need not be on time end earlier in the mean if one more joins.
+        """Return whether the requests that need not be on time end earlier in the mean if one more joins.
 
         Otherwise it could begin alone at `otherwise_ns`; `num_behind` others wait for the device after it.
         """
@@ -208,14 +215,14 @@ class Batch:
         return loss_ns <= gain_ns + num_behind * saved_ns
 
     def trimmed(self) -> Batch:
-        """The batch without its longest members, so that the others fit into memory and are on time."""
+        """Return the batch without its longest members, so that the others fit into memory and are on time."""
         batch = self
         while len(batch.members) > 1 and (max(batch.ends_ns) == inf or batch.slack_ns < 0):
             batch = batch.without([max(batch.members, key=lambda member: (member.num_steps, member.job.job_id))])
         return batch
 
     def split(self) -> tuple[Batch, Batch]:
-        """Two batches, of which the second goes to another device.
+        """Return two batches, of which the second goes to another device.
 
         It consists of the members to which fewer works are committed, since they have been left out before; if there
         are none, of every other member by remaining time.
@@ -229,7 +236,7 @@ class Batch:
         return self.without(order[1::2]), self.without(order[::2])
 
     def as_forecast(self, now_ns: int, may_split: bool) -> JobForecast:
-        """The batch as one job of a rollout. It is on time if all members that must be are on time.
+        """Return the batch as one job of a rollout. It is on time if all members that must be are on time.
 
         With `may_split` it may have two devices, on which it runs as two batches.
         """
@@ -255,8 +262,9 @@ class Batch:
         )
 
     def starts(self, device_id: int, num_chunks: int, most_steps: int, chunk_ns: int, why: str) -> Iterator[Start]:
-        """The next chunks of steps, and the stages without steps: before them, and of members that have made theirs."""
-        now_ns, done = self.ready_ns, 0
+        """Yield the next chunks of steps, the stages before them, and the later ones of members without steps left."""
+        now_ns = self.ready_ns
+        done = 0
         ended = [member for member in self.members if not member.job.left.num_steps_left]
         sharing = [member for member in self.members if member.job.left.num_steps_left]
         now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
@@ -272,7 +280,13 @@ class Batch:
             num_steps = steps_in_chunk(min(least, most_steps) - done, step_ns, chunk_ns)
             done += num_steps
             now_ns += num_steps * step_ns
-            yield start_steps(self.stage, _ids(sharing), (device_id,), num_steps, why + _others(len(sharing) - 1))
+            yield start_steps(
+                self.stage,
+                tuple(member.job.job_id for member in sharing),
+                (device_id,),
+                num_steps,
+                why + _others(len(sharing) - 1),
+            )
             ended = [member for member in sharing if member.num_steps == done]
             sharing = [member for member in sharing if member.num_steps > done]
             now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
@@ -293,10 +307,6 @@ class Batch:
             for job_id, left in lefts.items():
                 yield from start_at_once(left, job_id, device_id, why)
         return whole_ns
-
-
-def _ids(members: Iterable[Member]) -> tuple[int, ...]:
-    return tuple(member.job.job_id for member in members)
 
 
 def _others(num_others: int) -> str:

@@ -17,8 +17,7 @@ from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, is_i
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
-from tilework.policy.toolkit.wording import devices_text, explain
+from tilework.policy.toolkit.starts import devices_text, explain, start_stage, start_steps, steps_in_chunk
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class Dispatch:
     _node: NodeJobs = field(init=False)
     _result: RolloutResult = field(init=False)
     _allocator: Allocator = field(init=False)
-    _ends_ns: dict[int, float] = field(default_factory=dict, init=False)  # Of the jobs that begin now, by device.
+    _ends_ns: dict[int, float] = field(default_factory=dict, init=False)  # Ends of the jobs that begin now, by device.
 
     @property
     def left(self) -> list[DeviceView]:
@@ -49,8 +48,10 @@ class Dispatch:
 
     def decide(self) -> None:
         """Fill `starts` and `stops`."""
-        chosen, batches = self.selection.share_steps(), self.selection.sharing.batches
-        self._node, self._result = self.selection.node, chosen.result
+        chosen = self.selection.share_steps()
+        batches = self.selection.sharing.batches
+        self._node = self.selection.node
+        self._result = chosen.result
         self._allocator = Allocator([[device.device_id for device in self._node.devices if is_idle(device)]])
         for forecast, degree, then in zip(chosen.order, chosen.result.degrees, chosen.result.then, strict=True):
             job = self._node.jobs.get(forecast.job_id)
@@ -93,7 +94,8 @@ class Dispatch:
         preferred = self._preferred(job)
         group = self._allocator.take(degree, preferred)
         if group is None and forecast.claim is Claim.FEASIBLE:
-            least, room = forecast.needed_degree(self._node.now_ns), self._allocator.num_free()
+            least = forecast.needed_degree(self._node.now_ns)
+            room = self._allocator.num_free()
             fitting = [speed.degree for speed in forecast.speeds if least <= speed.degree <= room]
             group = self._allocator.take(fitting[-1], preferred) if fitting else None
         if group is None:
@@ -103,11 +105,12 @@ class Dispatch:
             self.starts += self._works(job, forecast, group, CHUNKS, then)
 
     def _begins_sooner_after_another(self, job: JobView, forecast: JobForecast) -> bool:
-        """Whether a job that begins now on another device will have run there before an idle one has loaded for this.
+        """Return whether another device will have run its new job before an idle one has loaded for this job.
 
         It then waits for that device (see `NodeJobs.await_devices`), and the idle one is left to others.
         """
-        node, load_ns = self._node, self._node.load_ns
+        node = self._node
+        load_ns = node.load_ns
         assert load_ns is not None
         later = [
             (self._ends_ns[device.device_id] + load_ns(job, device), device.device_id)
@@ -125,14 +128,14 @@ class Dispatch:
 
     def _note_end(self, job: JobView, forecast: JobForecast, group: Group) -> None:
         """Note when a job that begins now on a group will have ended."""
-        node, load_ns = self._node, self._node.load_ns
+        load_ns = self._node.load_ns
         if load_ns is not None:
-            loads_ns = [load_ns(job, device) for device in node.devices if device.device_id in group]
-            end_ns = node.now_ns + max(loads_ns) + forecast.usual_ns - forecast.load_ns
+            loads_ns = [load_ns(job, device) for device in self._node.devices if device.device_id in group]
+            end_ns = self._node.now_ns + max(loads_ns) + forecast.usual_ns - forecast.load_ns
             self._ends_ns.update(dict.fromkeys(group, end_ns))
 
     def _preferred(self, job: JobView) -> Group:
-        """The idle devices that load least for a job, of these the emptiest, which drop least for it.
+        """Return the idle devices that load least for a job, of these the emptiest, which drop least for it.
 
         Where none loads anything, those that it had last.
         """
@@ -165,8 +168,9 @@ class Dispatch:
             self._allocator.take_some([device.device_id for device in self._node.devices], width)
 
     def _works(self, job: JobView, forecast: JobForecast, group: Group, max_chunks: int, then: int) -> Iterator[Start]:
-        """Chunks of steps on the group, and the stages without steps before and after them on a part of it."""
-        cursor, why = job.left, explain(job, _verb(forecast, len(group)), self._node.now_ns)
+        """Yield chunks of steps on the group, and the stages without steps before and after them on a part of it."""
+        cursor = job.left
+        why = explain(job, _verb(forecast, len(group)), self._node.now_ns)
         step_ns = next((speed.step_ns for speed in forecast.speeds if speed.degree == len(group)), 0)
         begin_ns = self._node.ready_ns(job) if job.works else self._node.now_ns + int(forecast.head_ns)
         most = self._most_steps(forecast, len(group), step_ns, begin_ns, then)
@@ -178,15 +182,18 @@ class Dispatch:
                 yield start_stage(cursor.stage, (job.job_id,), self._part(job, cursor, group), why)
             elif max_chunks and most:
                 num_steps = steps_in_chunk(min(cursor.num_left_here, most), step_ns, self._node.chunk_ns)
-                max_chunks, most = max_chunks - 1, most - num_steps
+                max_chunks -= 1
+                most -= num_steps
                 yield start_steps(cursor.stage, (job.job_id,), group, num_steps, why)
             else:
                 return
             cursor = cursor.advanced(num_steps)
 
     def _part(self, job: JobView, cursor: Cursor, group: Group) -> Group:
-        """The devices of a group that run the next stage without steps: the first before steps, and after all steps as
-        many as are optimal. They are as many as make it end first if no job waits, or if the group is for that alone.
+        """Return the devices of a group that run the next stage without steps.
+
+        Before steps it is the first device, and after all steps as many as are optimal. If no job waits, or if the
+        group is for that alone, they are as many as make it end first.
         """
         stage = cursor.stage
         if stage is None or not stage.is_parallel or cursor.num_steps_left:
@@ -201,7 +208,7 @@ class Dispatch:
         return tuple(sorted(sorted(group, key=lambda device_id: -room[device_id])[:degree]))
 
     def _most_steps(self, forecast: JobForecast, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
-        """How many steps a job may begin now at this degree, given the next change in the rollout."""
+        """Return how many steps a job may begin now at this degree, given the next change in the rollout."""
         next_ns = self._result.next_ns
         if not step_ns or then == degree or next_ns == inf:
             return sys.maxsize
@@ -216,7 +223,7 @@ class Dispatch:
 
 
 def _room(device: DeviceView) -> float:
-    """The bytes that a device has for further components."""
+    """Return the bytes that a device has for further components."""
     free_bytes = device.memory.free_bytes
     return inf if free_bytes is None else free_bytes
 

@@ -16,21 +16,21 @@ class Claim(IntEnum):
     """The class of a job's claim on devices, in order of service."""
 
     PINNED = 0
-    """It keeps its devices to its end."""
+    """The job keeps its devices to its end."""
     OVERDUE = 1
-    """It has waited longer than any request should."""
+    """The job has waited longer than any request should."""
     FEASIBLE = 2
-    """It has a deadline that can be met."""
+    """The job has a deadline that can be met."""
     DEFERRED = 3
-    """It has a deadline that it could meet only at the cost of other deadlines."""
+    """The job has a deadline that it could meet only at the cost of other deadlines."""
     BEST_EFFORT = 4
-    """It has no deadline."""
+    """The job has no deadline."""
     LATE = 5
-    """It cannot meet its deadline."""
+    """The job cannot meet its deadline."""
     HELD = 6
-    """It is late, and gets no device now (`NodeJobs.hold_late`)."""
+    """The job is late, and gets no device now (`NodeJobs.hold_late`)."""
     AWAITING = 7
-    """It has a deadline, and gets no device now: it waits for one that has its components (`await_devices`)."""
+    """The job has a deadline, and gets no device now: it waits for one that has its components (`await_devices`)."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -78,14 +78,15 @@ class JobForecast:
 
     def serve_first(self) -> None:
         """Serve a promised job as soon and as wide as possible: it would be late although all others were deferred."""
-        self.claim, self.usual = Claim.OVERDUE, len(self.speeds) - 1
+        self.claim = Claim.OVERDUE
+        self.usual = len(self.speeds) - 1
 
     def tail_at(self, rank: int) -> float:
-        """The time after the steps at the degree of `speeds[rank]`."""
+        """Return the time after the steps at the degree of `speeds[rank]`."""
         return self.tail_ns * self.tail_factors[rank] if self.tail_factors else self.tail_ns
 
     def ns_at(self, rank: int) -> float:
-        """The time that the remaining work takes at the degree of `speeds[rank]`."""
+        """Return the time that the remaining work takes at the degree of `speeds[rank]`."""
         return self.head_ns + self.num_steps * self.speeds[rank].step_ns + self.tail_at(rank)
 
     @property
@@ -109,7 +110,7 @@ class JobForecast:
         return self.ns_at(-1)
 
     def cost(self, now_ns: int) -> float:
-        """What it costs others to have a job with a deadline on time: the device time that it needs now, per weight.
+        """Return the cost to others of having the job on time: the device time that it needs now, per weight.
 
         The longer it has waited, the wider it must be, and the more device time its remaining work takes.
         """
@@ -117,11 +118,11 @@ class JobForecast:
         return self.ns_at(rank) * self.speeds[rank].degree / self.weight
 
     def place(self) -> tuple[int, float, int]:
-        """The sort key of the order of service."""
+        """Return the sort key of the order of service."""
         return self.claim, self.order_key, self.job_id
 
     def needed_degree(self, now_ns: int) -> int:
-        """The fewest devices with which it is on time from now on; 0 if it need not be served.
+        """Return the fewest devices with which it is on time from now on; 0 if it need not be served.
 
         A feasible job that is late at every degree needs the widest one; pinned and overdue jobs need the usual one.
         """
@@ -130,6 +131,6 @@ class JobForecast:
         return self.speeds[self.usual].degree if self.claim < Claim.FEASIBLE else 0
 
     def _needed(self, now_ns: int) -> int:
-        """The index in `speeds` of the fewest devices with which it is on time from now on, or else of the most."""
+        """Return the index in `speeds` of the fewest devices with which it is on time from now on; else of the most."""
         budget_ns = self.due_ns - now_ns
         return next((rank for rank in range(len(self.speeds)) if self.ns_at(rank) <= budget_ns), len(self.speeds) - 1)

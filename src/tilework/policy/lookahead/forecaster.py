@@ -31,12 +31,12 @@ class Forecaster:
     keeps: Mapping[int, bool] = field(default_factory=dict)
 
     def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
-        """The forecast of a job on this node; None if no degree that the node can run was profiled.
+        """Return the forecast of a job on this node; None if no degree that the node can run was profiled.
 
         Raises UnknownCost.
         """
         left = job.left
-        known, num_done = self.request_costs.of(job.request, left, len(node.devices), self.costs), left.num_done
+        known = self.request_costs.of(job.request, left, len(node.devices), self.costs)
         speeds, usual, tail_factors = known.speeds, known.usual, known.tail_factors
         steps = last_steps(job) if job.works else None
         if steps is None and not left.num_steps_left:
@@ -52,8 +52,8 @@ class Forecaster:
             speeds=speeds,
             usual=usual,
             num_steps=float(left.num_steps_left),
-            head_ns=float(known.heads_ns[num_done]),
-            tail_ns=float(known.tails_ns[num_done] if steps is None or left.num_steps_left else known.last_ns),
+            head_ns=float(known.heads_ns[left.num_done]),
+            tail_ns=float(known.tails_ns[left.num_done] if steps is None or left.num_steps_left else known.last_ns),
             tail_factors=tail_factors,
             weight=job.request.weight,
             shares=known.shares and job.may_share,
@@ -68,20 +68,22 @@ class Forecaster:
             usual_claim = Claim.BEST_EFFORT if job.request.deadline_ns is None else Claim.LATE
             forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else usual_claim
         elif not self.keeps.get(job.job_id, True):
-            forecast.claim, forecast.is_rationed = Claim.DEFERRED, True
+            forecast.claim = Claim.DEFERRED
+            forecast.is_rationed = True
         if job.request.deadline_ns is None:
             forecast.order_key = -self._priority(job, forecast)
         return forecast
 
     def runs_to_its_end(self, job: JobView, device: DeviceView, num_devices: int) -> bool:
-        """Whether nothing is to be decided about a job with steps in flight that has this device to itself.
+        """Return whether nothing is to be decided about a job with steps in flight that has this device to itself.
 
         All of its work is committed, it is on time, and no degree on a node of `num_devices` is faster.
         """
         is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
         if job.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):
             return False
-        known, steps = self.request_costs.of(job.request, job.left, num_devices, self.costs), last_steps(job)
+        known = self.request_costs.of(job.request, job.left, num_devices, self.costs)
+        steps = last_steps(job)
         if steps is None or len(steps.devices) > 1 or len(known.speeds) != 1:
             return False
         if known.speeds[0].degree > 1 or not known.speeds[0].step_ns:
@@ -104,7 +106,8 @@ class Forecaster:
         if steps is None or job.is_stopping or rank < 0 or not speeds[rank].step_ns:
             forecast.head_ns += node.ready_ns(job) - self.now_ns
             return
-        step_ns, committed_ns = speeds[rank].step_ns, max(0, node.end_ns(steps) - self.now_ns)
+        step_ns = speeds[rank].step_ns
+        committed_ns = max(0, node.end_ns(steps) - self.now_ns)
         forecast.rank = rank
         if node.load_ns is not None and (loading_ns := committed_ns - _committed_steps(job) * step_ns) > step_ns:
             forecast.head_ns += loading_ns
@@ -118,7 +121,7 @@ class Forecaster:
         forecast.hold_ns = (num_committed - int(num_committed + _ROUNDING)) * step_ns
 
     def _priority(self, job: JobView, forecast: JobForecast) -> float:
-        """The priority of a job without a deadline: the square of its waiting time, over its remaining device time.
+        """Return the priority of a job without a deadline: its waiting time squared, over its remaining device time.
 
         So short jobs go first, but a job that has waited long goes before those that have not, and one that is nearly
         done is not paused for long between two chunks. Where several tenants wait, the waiting time counts from when
@@ -133,7 +136,7 @@ class Forecaster:
     def moved(
         self, job: JobView, forecast: JobForecast, origin: int | None, devices: Sequence[DeviceView]
     ) -> JobForecast | None:
-        """The forecast of a running job after its current step and a move from `origin`, which has its state.
+        """Return the forecast of a running job after its current step and a move from `origin`, which has its state.
 
         The devices are those of another node; None: no node has it.
         """
@@ -155,7 +158,7 @@ class Forecaster:
         )
 
     def width(self, job: JobView, max_degree: int) -> int:
-        """The fewest devices with which a job is on time from now on, or else its usual number."""
+        """Return the fewest devices with which a job is on time from now on, or else its usual number."""
         known = self.request_costs.of(job.request, job.left, max_degree, self.costs)
         if not known.speeds:
             return 1
@@ -168,10 +171,10 @@ class Forecaster:
 
 
 def _committed_steps(job: JobView) -> int:
-    """The steps of the works of a job that have not ended; those that a running work has made count, too."""
+    """Return the steps of the works of a job that have not ended; those that a running work has made count, too."""
     return sum(work.num_steps for work in job.works if work.stage.has_steps)
 
 
 def last_steps(job: JobView) -> Work | None:
-    """The last of a job's works that runs steps."""
+    """Return the last of a job's works that runs steps."""
     return next((work for work in reversed(job.works) if work.stage.has_steps), None)

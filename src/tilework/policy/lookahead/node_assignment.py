@@ -1,4 +1,4 @@
-"""Which node serves which job, for one plan of `LookaheadPolicy`."""
+"""The assignment of jobs to nodes, for one plan of `LookaheadPolicy`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class NodeAssignment:
     _loads_ns: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     def at(self, number: int) -> Selection:
-        """The selection of a node: of the jobs that run or wait there."""
+        """Return the selection of a node: of the jobs that run or wait there."""
         selection = self._selections.get(number)
         if selection is None:
             selection = self._selections[number] = self._new_at(number)
@@ -80,7 +80,7 @@ class NodeAssignment:
         return selection
 
     def _tight_at(self, number: int) -> TightClasses | None:
-        """The tight classes whose requests may go to a node, and no other that is idle; those with the least slack."""
+        """Return the tight classes of least slack whose requests may go to this node and to no other idle one."""
         here = (tight for within, tight in self.tight.items() if self.table.only_there(number, within))
         return min(here, key=lambda tight: tight.least_slack_ns, default=None)
 
@@ -88,7 +88,7 @@ class NodeAssignment:
         return self.forecaster.costs.pools.within(job.request.pipeline)
 
     def _step_time(self, stage: Stage, requests: Sequence[Request]) -> float:
-        """The time of a step of these requests together on one device; inf if they do not fit into its memory.
+        """Return the time of a step of these requests together on one device; inf if they do not fit into its memory.
 
         For a batch, the mean error of recent predictions is added.
         """
@@ -101,7 +101,7 @@ class NodeAssignment:
         return step_ns * (1.0 + costs.prediction_error(stage))
 
     def _load_ns(self, job: JobView, device: DeviceView) -> int:
-        """How long a device would load before it can run what is left of a job."""
+        """Return how long a device would load before it can run what is left of a job."""
         key = job.request.pipeline, job.left.num_done, device.device_id
         if key not in self._loads_ns:
             self._loads_ns[key] = loads_ns(self.view, device.device_id, job.left)
@@ -126,7 +126,7 @@ class NodeAssignment:
             self._add(job, self._selections[number])
 
     def committed(self) -> dict[int, list[JobView]]:
-        """The changed nodes on which nothing is to be decided, each with its jobs that make steps.
+        """Return the changed nodes on which nothing is to be decided, each with its jobs that make steps.
 
         No job waits there, each device has all works of one job or none, and each of these jobs runs to its end.
         """
@@ -138,7 +138,8 @@ class NodeAssignment:
     def _if_committed(self, number: int) -> list[JobView] | None:
         if self.table.waiting[number]:
             return None
-        devices, jobs = self.table.by_node[number], list[JobView]()
+        devices = self.table.by_node[number]
+        jobs: list[JobView] = []
         for device in devices:
             if not device.works:
                 continue
@@ -161,7 +162,8 @@ class NodeAssignment:
         self.forecaster.by_tenant = len({job.request.tenant for job in waiting}) > 1
         newcomers = table.update(waiting, self.view, self.forecaster.now_ns)
         for job in newcomers:
-            number, place = table.returning(job), None
+            number = table.returning(job)
+            place = None
             if number is None and (place := self._place(job)) is not None:
                 number = place.number
             if number is not None:
@@ -211,7 +213,7 @@ class NodeAssignment:
         return selection
 
     def _place(self, job: JobView, elsewhere: JobForecast | None = None) -> Place | None:
-        """Where a job would be on time and make no other late; `elsewhere` is its forecast on its node."""
+        """Find a place where a job would be on time and make no other late; `elsewhere` is its forecast on its node."""
         if len(self.table.by_node) == 1 or job.request.deadline_ns is None or job.dropped_to_best_effort:
             return None
         tried: set[int] = set()
@@ -229,11 +231,12 @@ class NodeAssignment:
         return None
 
     def num_missed(self, job: JobView, latest: Mapping[int, Selection]) -> int:
-        """How many others one more job would make late on the node where that is fewest, of those that are tried.
+        """Return how many others one more job would make late on the node where they are fewest, of those tried.
 
         `latest` are the selections of the latest plans, of which those of the last moment still stand.
         """
-        numbers, now_ns = list(dict.fromkeys(self._candidates(job))), self.forecaster.now_ns
+        numbers = list(dict.fromkeys(self._candidates(job)))
+        now_ns = self.forecaster.now_ns
         recent = {one: found for one, found in latest.items() if now_ns <= found.node.now_ns + self.chunk_ns}
         for number in numbers:
             selection = recent.get(number) or self.at(number)
@@ -252,7 +255,7 @@ class NodeAssignment:
         return min(missed, default=0)
 
     def _candidates(self, job: JobView) -> Iterator[int]:
-        """The nodes to try for a job, some twice. The second ones are found only when they are asked for."""
+        """Yield the nodes to try for a job, some twice. The second ones are found only when they are asked for."""
         within = self._within(job)
         yield from self.table.with_room(self._width(job), _MOST_TRIED, within)
         yield from self.table.least_loaded(_MOST_TRIED, within)
@@ -262,7 +265,7 @@ class NodeAssignment:
 
 
 def _running(devices: Iterable[DeviceView], view: ClusterView) -> Iterable[JobView]:
-    """The jobs whose steps run or are to run on these devices, and may be stopped.
+    """Return the jobs whose steps run or are to run on these devices, and may be stopped.
 
     Works of a former attempt at a job do not count, nor works that have lost a device: these break off.
     """

@@ -14,19 +14,19 @@ from tilework.core.work import Group, Work
 from tilework.cost.demand import Speed
 from tilework.policy.lookahead.arrivals import DueArrivals, TightClasses
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
-from tilework.policy.toolkit.best_effort import drop_reason
+from tilework.policy.toolkit.order import drop_reason
 
 ONE_DEVICE = Speed(1, 0)
 CHUNKS = 2  # Committed to a group at a time, so that it does not wait for the controller.
 _LIKELY = 2.0
-"""How many times the time of a job the mean time between two arrivals may be, for one to be likely while it runs."""
+"""Mean time between two arrivals, in times of a job, up to which an arrival is likely while the job runs."""
 _DELAYED_PER_JOB = 4.0
-"""How many jobs are delayed for each that is here: three come before the devices are idle if the load is 75%."""
+"""Number of jobs that are delayed for each that is here: three come before the devices are idle if the load is 75%."""
 StepTime = Callable[[Stage, Sequence[Request]], float]
 """The time of requests in a stage together on one device, of a step if it has steps; inf if they do not fit into its
 memory, or the stage cannot be shared by them."""
 LoadTime = Callable[[JobView, DeviceView], int]
-"""How long a device would load before it can run what is left of a job."""
+"""Time that a device would load before it can run the remaining work of a job."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class NodeJobs:
                     ends_ns[device_id] = begin_ns + forecast.usual_ns - forecast.load_ns
 
     def _end_of_jobs_ns(self, device: DeviceView) -> float:
-        """When the jobs that run on a device will have ended there, if nothing else gets it."""
+        """Return when the jobs that run on a device will have ended there, if nothing else gets it."""
         here = {job_id for work in device.works for job_id in work.job_ids}
         runs_ns = [forecast.run_ns for forecast in self.forecasts if forecast.job_id in here]
         return max(float(device.free_ns), self.now_ns + max(runs_ns, default=0.0))
@@ -120,7 +120,8 @@ class NodeJobs:
         jobs = [forecast for forecast in self.forecasts if forecast.claim is Claim.BEST_EFFORT]
         num_delayed = len(jobs) * _DELAYED_PER_JOB / len(self.devices)
         for forecast in jobs:
-            speeds, rank = forecast.speeds, 0
+            speeds = forecast.speeds
+            rank = 0
             while rank < forecast.usual:
                 narrow, wide = speeds[rank], speeds[rank + 1]
                 if narrow.step_ns - wide.step_ns <= num_delayed * (wide.device_ns - narrow.device_ns):
@@ -137,7 +138,8 @@ class NodeJobs:
         """
         if self.tight is None or len(self.devices) == 1:
             return
-        least_slack_ns, num_devices = self.tight.least_slack_ns, len(self.devices)
+        least_slack_ns = self.tight.least_slack_ns
+        num_devices = len(self.devices)
         frequencies: tuple[tuple[int, float], ...] = ()
         for forecast in forecasts:
             narrowest = forecast.speeds[0]
@@ -147,17 +149,17 @@ class NodeJobs:
                 forecast.least_slack_ns = next((slack for slack, often in frequencies if often >= too_often), inf)
 
     def ready_ns(self, job: JobView) -> int:
-        """When the works of a job have ended; now if it has none."""
+        """Return when the works of a job have ended; now if it has none."""
         if not job.works:
             return self.now_ns
         return max(self.now_ns, self.end_ns(job.works[-1]))
 
     def end_ns(self, work: Work) -> int:
-        """When a work is predicted to end."""
+        """Return when a work is predicted to end."""
         return max([device.end_ns(work) for device in self.devices if device.device_id in work.devices], default=0)
 
     def unreachable(self) -> list[tuple[int, str]]:
-        """The jobs that are late even if they run at the widest degree from now on, with the reason."""
+        """Return the jobs that are late even if they run at the widest degree from now on, with the reason."""
         found = [
             (
                 forecast,
@@ -168,7 +170,7 @@ class NodeJobs:
         return [(forecast.job_id, why) for forecast, why in found if why is not None]
 
     def deferred(self) -> list[tuple[JobView, JobForecast]]:
-        """The jobs that are deferred here but may still move to another node."""
+        """Return the jobs that are deferred here but may still move to another node."""
         pairs = [
             (self.jobs[forecast.job_id], forecast)
             for forecast in self.forecasts
@@ -177,7 +179,10 @@ class NodeJobs:
         return [(job, forecast) for job, forecast in pairs if not job.works or job.may_stop]
 
     def jobs_on(self, device: DeviceView) -> list[JobView]:
-        """The jobs that works of a device belong to, in order. A job that was left out of a work may run elsewhere."""
+        """Return the jobs that works of a device belong to, in order.
+
+        A job that was left out of a work may run elsewhere.
+        """
         found = {
             job_id: job
             for work in device.works
@@ -187,13 +192,13 @@ class NodeJobs:
         return list(found.values())
 
     def pinned(self) -> Iterator[JobForecast]:
-        """Forecasts for devices that run no job of this plan: they stay as they are."""
+        """Yield forecasts for devices that run no job of this plan: they stay as they are."""
         for device in self.devices:
             if not self.jobs_on(device) and not is_idle(device):
                 yield self.busy(device)
 
     def busy(self, device: DeviceView) -> JobForecast:
-        """A forecast for a device that is taken until its committed works have ended."""
+        """Return a forecast for a device that is taken until its committed works have ended."""
         head_ns = float(device.free_ns - self.now_ns)
         return JobForecast(
             job_id=NO_JOB,
@@ -208,16 +213,22 @@ class NodeJobs:
 
 
 def is_idle(device: DeviceView) -> bool:
-    """Whether a device has no works. What it may load ahead of need is paused for a work that does not need it."""
+    """Return whether a device has no works.
+
+    What it may load ahead of need is paused for a work that does not need it.
+    """
     return not device.works
 
 
 def num_chunks(job: JobView) -> int:
-    """The number of chunks of steps that are committed and have not ended."""
+    """Return the number of chunks of steps that are committed and have not ended."""
     return sum(work.stage.has_steps for work in job.works)
 
 
 def group_of(job: JobView) -> Group:
-    """The devices on which a job's latest steps run. Earlier ones may be on a group that has lost a device since."""
+    """Return the devices on which a job's latest steps run.
+
+    Earlier ones may be on a group that has lost a device since.
+    """
     stepped = [work.devices for work in job.works if work.stage.has_steps]
     return stepped[-1] if stepped else job.works[-1].devices

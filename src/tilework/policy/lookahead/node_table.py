@@ -73,10 +73,11 @@ class NodeTable:
         changed = {device.pool for device in self._changes.among(self.devices)}
         self.changed |= changed
         if view.needs_loads and len(self.by_host) < len(self.by_node):
-            # What pools of a host load and read ahead depends on each other.
+            # The pools of a host depend on each other in what they load and read ahead.
             hosts = {self.by_node[number][0].node for number in self.changed}
             self.changed.update(number for host in hosts for number in self.by_host[host])
-        self._free_ns, self._by_load = {}, []
+        self._free_ns = {}
+        self._by_load = []
         self._count_idle(changed)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:
             self._remove(job_id)
@@ -110,17 +111,17 @@ class NodeTable:
         self.changed.discard(number)
 
     def wake_ns(self) -> int | None:
-        """The next time at which a node counts as changed, whatever happens until then; None without one."""
+        """Return the next time at which a node counts as changed, whatever happens until then; None without one."""
         return ceil(min(self._wake_ns.values())) if self._wake_ns else None
 
-    # Which node serves a job.
+    # The node that serves a job.
 
     def serves(self, number: int, within: Within) -> bool:
-        """Whether devices of a node may run what only those `within` may; then all of them may."""
+        """Return whether devices of a node may run what only those `within` may; then all of them may."""
         return may_run(within, self.by_node[number][0].device_id)
 
     def widest_within(self, within: Within) -> int:
-        """The most devices of a node that may run it."""
+        """Return the most devices of a node that may run it."""
         if within is None:
             return self.widest
         widths = [len(devices) for number, devices in self.by_node.items() if self.serves(number, within)]
@@ -151,16 +152,16 @@ class NodeTable:
         self.take_room(number, width)
 
     def returning(self, job: JobView) -> int | None:
-        """The node of a job that has begun and waits: where it is expected, or else where it was last; None if new."""
+        """Return the node of a job that has begun and waits: where it is expected, else where it was; None if new."""
         number = self._stop_expecting(job.job_id)
         return self.node_with(job) if number is None else number
 
     def node_with(self, job: JobView) -> int | None:
-        """The node that has the state of a job; None if none has."""
+        """Return the node that has the state of a job; None if none has."""
         return self._device_node.get(job.last_devices[0]) if job.last_devices else None
 
     def may_try(self, job: JobView, now_ns: int) -> bool:
-        """Whether to look for another node for a job now, after `try_again`."""
+        """Return whether to look for another node for a job now, after `try_again`."""
         return self._again_ns.get(job.job_id, 0) <= now_ns
 
     def try_again(self, job: JobView, at_ns: int) -> None:
@@ -191,7 +192,7 @@ class NodeTable:
         return number
 
     def only_there(self, number: int, within: Within) -> bool:
-        """Whether a node may run it, and no other one that had idle devices at the start of this plan may."""
+        """Return whether a node may run it, and no other one that had idle devices at the start of this plan may."""
         others = (one for one in self._was_idle if one != number)
         return self.serves(number, within) and not any(self.serves(one, within) for one in others)
 
@@ -199,7 +200,7 @@ class NodeTable:
         return self.idle[number], number
 
     def least_loaded(self, most: int, within: Within = None) -> list[int]:
-        """The nodes `within` with the fewest waiting jobs; among equals those whose devices are free first."""
+        """Return the nodes `within` with the fewest waiting jobs; among equals those whose devices are free first."""
         if not self._by_load:
             self._free_ns = {
                 number: sum([device.free_ns for device in devices]) for number, devices in self.by_node.items()
@@ -208,7 +209,7 @@ class NodeTable:
         return list(islice((number for _, _, number in self._by_load if self.serves(number, within)), most))
 
     def _load(self, number: int) -> tuple[int, int, int]:
-        """The place of a node among those by load; the times at which devices are free stay until the next plan."""
+        """Return the place of a node by load; the times at which devices are free stay until the next plan."""
         return len(self.waiting[number]), self._free_ns.get(number, 0), number
 
     def _load_changed(self, number: int, before: tuple[int, int, int]) -> None:
@@ -234,7 +235,7 @@ class NodeTable:
             insort(after, number)
 
     def with_room(self, width: int, most: int, within: Within = None) -> list[int]:
-        """Nodes `within` with room for `width` devices, those with the least first: others stay whole for wide jobs.
+        """Return nodes `within` with room for `width` devices, the least room first: others stay whole for wide jobs.
 
         Before them comes a node that is whole, if another one is: at low load a job need not share a node.
         """

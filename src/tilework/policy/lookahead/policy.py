@@ -16,30 +16,26 @@ from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Preload, ReadAhead, Start
-from tilework.policy.lookahead.arrivals import TightClasses
-from tilework.policy.lookahead.component_rates import ComponentRates
+from tilework.policy.lookahead.arrivals import Rationing, TightClasses
 from tilework.policy.lookahead.dispatch import Dispatch
-from tilework.policy.lookahead.eviction import Eviction
 from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
-from tilework.policy.lookahead.preloading import Preloading
-from tilework.policy.lookahead.rationing import Rationing
-from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
+from tilework.policy.lookahead.residency import ComponentRates, Eviction, Preloading, Reading
 from tilework.policy.lookahead.selection import Selection
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.order import DeadlinePolicy
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
 _MOST_DECIDED = 4096
-_GRACE = 0.5  # Of the shortest time that a request takes alone.
+_GRACE = 0.5  # Share of the shortest time that a request takes alone.
 
 
 @dataclass(slots=True, kw_only=True)
 class LookaheadPolicy(DeadlinePolicy):
-    """Keep as many deadlines as possible, at every event.
+    """Keeps as many deadlines as possible, at every event.
 
     `NodeAssignment` decides which node serves a job, `Selection` which jobs a node serves, and `Dispatch` what the node
     does next.
@@ -51,7 +47,7 @@ class LookaheadPolicy(DeadlinePolicy):
 
     keeps_pools: ClassVar[bool] = True
 
-    chunk_ns: int = 200 * NS_PER_MS  # How often it decides for a device: a decision takes as long for any model.
+    chunk_ns: int = 200 * NS_PER_MS  # Time between decisions for a device: one takes as long for any model.
     patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
     _alone_ns: ByClass[RequestClass, int] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
@@ -60,13 +56,18 @@ class LookaheadPolicy(DeadlinePolicy):
     _preloading: Preloading = field(default_factory=Preloading, init=False)
     _reading: Reading = field(default_factory=Reading, init=False)
     _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
-    _decided: dict[int, bool] = field(default_factory=dict, init=False)  # Whether each job is to be on time.
+    _decided: dict[int, bool] = field(default_factory=dict, init=False)  # True for a job that is to be on time.
     _table: NodeTable | None = field(default=None, init=False)
-    _latest: dict[int, Selection] = field(default_factory=dict, init=False)  # Of each node, from its latest plan.
+    _latest: dict[int, Selection] = field(
+        default_factory=dict, init=False
+    )  # Selection of each node in its latest plan.
     _unused: Sequence[DeviceView] | None = field(default=None, init=False)  # Devices before the first request.
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
-        """How long a request takes alone is known from `demand`, which admission asks for first."""
+        """Return the deadline, or else the end of the patience with the request.
+
+        Its time alone is known from `demand`, which admission asks for first.
+        """
         if request.deadline_ns is not None and not dropped_to_best_effort:
             return request.deadline_ns
         patience_ns = int(self.patience * self._alone_ns.get(cost_key(request), 0) / request.weight)
@@ -101,7 +102,7 @@ class LookaheadPolicy(DeadlinePolicy):
             rationing.forget(pipeline)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """The next starts and stops of every node on which something has changed.
+        """Return the next starts and stops of every node on which something has changed.
 
         A plan that drops jobs to best effort starts nothing; the next one is asked for with the new order.
         """
@@ -113,10 +114,8 @@ class LookaheadPolicy(DeadlinePolicy):
             self._table = NodeTable(view.devices, changed=self._unused is not view.devices)
             self._latest.clear()
         table = self._table
-        grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         self._ration(waiting, table, view, costs, now_ns)
-        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
-        assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
+        assignment = self._assignment(table, view, costs, now_ns)
         assignment.assign_waiting(waiting)
         committed = assignment.committed()
         changed = sorted(table.changed - committed.keys())
@@ -155,17 +154,20 @@ class LookaheadPolicy(DeadlinePolicy):
         )
 
     def num_missed(self, job: JobView, view: ClusterView, costs: CostModel, now_ns: int) -> int:
-        """How many others would be late with one more job, by the rollouts of the nodes where it could be."""
+        """Return how many others would be late with one more job, by the rollouts of the nodes where it could be."""
         table, latest = self._table, self._latest
         if table is None or table.devices is not view.devices:
             table, latest = NodeTable(view.devices), {}
             table.update(view.most_urgent(_MOST_WAITING), view, now_ns)
+        return self._assignment(table, view, costs, now_ns).num_missed(job, latest)
+
+    def _assignment(self, table: NodeTable, view: ClusterView, costs: CostModel, now_ns: int) -> NodeAssignment:
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
-        return NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight).num_missed(job, latest)
+        return NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
 
     def end_ns(self, job: JobView) -> int | None:
-        """By the rollout of its node at the latest plan, which is what the next plans do until something happens."""
+        """Return the end by the rollout of its node at the latest plan: plans follow it until something happens."""
         if self._table is None:
             return None
         number = self._table.node_of.get(job.job_id, self._table.node_with(job))
@@ -200,14 +202,14 @@ class LookaheadPolicy(DeadlinePolicy):
         return rationing is None or rationing.admits(cost_key(job.request), now_ns, num_devices)
 
     def _fits_on_each(self, table: NodeTable, costs: CostModel) -> bool:
-        """Whether each device has the memory for the weights of all pipelines that were asked for."""
+        """Return whether each device has the memory for the weights of all pipelines that were asked for."""
         total = num_bytes({one for stage in self._rates.stages for one in costs.components(stage)})
         return table.least_bytes is None or table.least_bytes >= total
 
     def _reads(
         self, eviction: Eviction, table: NodeTable, changed: Sequence[int], started: Set[int]
     ) -> list[ReadAhead]:
-        """What the hosts of changed nodes read ahead for jobs that wait there and are not `started`."""
+        """Return what the hosts of changed nodes read ahead for jobs that wait there and are not `started`."""
         reads: list[ReadAhead] = []
         for host in dict.fromkeys(table.by_node[number][0].node for number in changed):
             jobs = [job for number in table.by_host[host] for job in table.waiting[number].values()]

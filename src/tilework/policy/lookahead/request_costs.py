@@ -24,7 +24,7 @@ from tilework.policy.toolkit.known_demands import ByClass
 _UNKNOWN = (0, None)
 
 _Where = tuple[int, int, tuple[int, ...]]
-"""How many devices, how many stages; where several stages have steps, also the position and where each stage ends."""
+"""Number of devices, number of stages; where several stages have steps, also the position and the end of each stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class StepCosts:
     tail: Tail
 
     def alone_ns(self, num_steps: int) -> int:
-        """The time of a request with this many steps at the fastest degree."""
+        """Return the time of a request with this many steps at the fastest degree."""
         step_ns = self.speeds[-1].step_ns if self.speeds else 0
         return self.rest_ns + num_steps * step_ns
 
@@ -78,13 +78,14 @@ class RequestCosts:
     _by_class: ByClass[tuple[RequestClass, _Where], tuple[int, StepCosts]] = field(default_factory=ByClass)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
-        """The costs on a node of `num_devices`. Raises UnknownCost.
+        """Return the costs on a node of `num_devices`. Raises UnknownCost.
 
         `left` matters where several stages have steps: a step takes their mean time (`toolkit.demand.step_speeds`).
         """
         several = left.itinerary.num_stepped > 1
         where = num_devices, len(left.itinerary.stages), (left.position, *left.itinerary.ends) if several else ()
-        class_key, version = (cost_key(request), where), costs.version_of(request)
+        class_key = (cost_key(request), where)
+        version = costs.version_of(request)
         found_version, found = self._by_class.get(class_key, _UNKNOWN)  # It has a hash; a step class is hashed anew.
         if found is not None and found_version == version:
             return found
@@ -122,7 +123,7 @@ def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostMod
 
 
 def _tail_factors(request: Request, start: Cursor, speeds: Sequence[Speed], costs: CostModel) -> tuple[float, ...]:
-    """The time after the steps at each degree, as a share of that on one device; empty if it is always the same."""
+    """Return the time after the steps at each degree, as a share of that on one device; empty if all are the same."""
     if not any(stage.is_parallel for stage, _ in start.pieces if not stage.has_steps):
         return ()
     _, alone_ns = head_and_tail_ns(request, start, costs)

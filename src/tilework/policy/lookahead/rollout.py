@@ -59,16 +59,17 @@ class Pause:
     moments: Sequence[list[int]]
 
     def with_last(self, forecast: JobForecast, index: int) -> Pause:
-        """The same moment with one more feasible job, which waits, comes last and has this index."""
+        """Return the same moment with one more feasible job, which waits, comes last and has this index."""
         assert forecast.rank < 0
         job = RemainingJob(forecast, index, forecast.num_steps, forecast.head_ns, forecast.tail_ns)
         degree = needed_degree(job, self.num_spare, self.now)
-        is_safe, num_spare = degree is not None, self.num_spare - (degree or self.num_spare)
+        is_safe = degree is not None
+        num_spare = self.num_spare - (degree or self.num_spare)
         feasible = [*self.feasible, job]
         return Pause(self.certain, feasible, is_safe, num_spare, self.now, self.next_ns, self.moments)
 
     def state(self, num_jobs: int) -> _State:
-        """A rollout of `num_jobs` jobs that goes on from here."""
+        """Return a rollout of `num_jobs` jobs that goes on from here."""
         certain, feasible = [job.anew() for job in self.certain], [job.anew() for job in self.feasible]
         moments = [degrees + [0] * (num_jobs - len(degrees)) for degrees in self.moments]
         return _State(certain, feasible, [], [], [], num_jobs, self.now, self.next_ns, moments)
@@ -113,7 +114,7 @@ class _State:
         return state
 
     def pause(self, num_spare: int) -> Pause:
-        """This moment, at which no job will be late, and `num_spare` devices are not needed for that."""
+        """Return this moment, at which no job will be late, and `num_spare` devices are not needed for that."""
         return Pause(self.certain, self.feasible, True, num_spare, self.now, self.next_ns, self.moments)
 
 
@@ -132,7 +133,7 @@ def simulate_ahead(
 def next_pause(
     forecasts: Sequence[JobForecast], num_devices: int, now_ns: int, begin: Pause | None = None
 ) -> Pause | RolloutResult:
-    """The first moment, from `begin` on, at which the jobs leave devices to others; the result if there is none.
+    """Return the first moment, from `begin` on, at which the jobs leave devices to others; the result if there is none.
 
     It is safe: no job is late.
     """
@@ -141,7 +142,7 @@ def next_pause(
 
 
 def ends_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: int) -> dict[int, float]:
-    """When each job ends, by its index in this order of service; without those that never get a device."""
+    """Return when each job ends, by its index in this order of service; without those that never get a device."""
     state = _State.of(forecasts, now_ns)
     _simulate(state, num_devices, to_the_end=True)
     state.others, state.held = state.held, []
@@ -163,7 +164,8 @@ def _simulate(
     certain, feasible, others, moments = state.certain, state.feasible, state.others, state.moments
     while certain or feasible or (others and (to_the_end or len(moments) < 2)):
         in_step = state.in_step
-        (running, is_safe, num_spare), change_ns = allocate(certain, feasible, others, num_devices, state.now), inf
+        running, is_safe, num_spare = allocate(certain, feasible, others, num_devices, state.now)
+        change_ns = inf
         if may_pause and num_spare:
             if is_safe and not in_step:
                 for job in running:
@@ -192,7 +194,8 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
     runs_ns = [job.run_ns() for job in running]
     span_ns = min(*runs_ns, change_ns)
     state.now = now = state.now + span_ns
-    feasible, late = state.feasible, None
+    feasible = state.feasible
+    late = None
     for job, run_ns in zip(running, runs_ns, strict=True):
         job.last_rank = job.rank
         job.hold_ns -= span_ns

@@ -43,8 +43,8 @@ class Selection:
     sharing: StepSharing = field(init=False)
     wake_ns: float = field(default=inf, init=False)
     _chosen: ServiceOrder | None = field(default=None, init=False)
-    _num_needed: int | None = field(default=None, init=False)  # By `_chosen`, once it was asked for.
-    _stays: bool = field(default=False, init=False)  # Whether a further job changes no claim of `_chosen` and no batch.
+    _num_needed: int | None = field(default=None, init=False)  # Number by `_chosen`, once it was asked for.
+    _stays: bool = field(default=False, init=False)  # True if a further job changes no claim and no batch.
 
     _ends_ns: dict[int, float] | None = field(default=None, init=False)
     _costs: dict[JobForecast, float] = field(default_factory=dict, init=False)  # Each is asked for again and again.
@@ -110,7 +110,8 @@ class Selection:
                 forecast.claim = Claim.DEFERRED
         if self.node.load_ns is not None:
             chosen = self._with_fewer_loads(chosen)
-        self._chosen, self._num_needed = chosen, None
+        self._chosen = chosen
+        self._num_needed = None
         self._stays = not self.sharing.batches and all(one.claim in _STAYING for one in self.node.forecasts)
         return chosen
 
@@ -128,12 +129,14 @@ class Selection:
         feasible = sorted((one for one in chosen.served if one.claim is Claim.FEASIBLE), key=_by_load)
         if not any(one.load_ns for one in feasible):
             return chosen
-        num_devices, num_first = len(self.node.devices), 0
+        num_devices = len(self.node.devices)
+        num_first = 0
         for forecast in feasible[: 2 * num_devices] if len(feasible) > 1 else ():
             key, forecast.order_key = forecast.order_key, -_FIRST + num_first
             with_it_first = self.sharing.reordered(chosen)
             if with_it_first.result.late is None:
-                chosen, num_first = with_it_first, num_first + 1
+                chosen = with_it_first
+                num_first += 1
             else:
                 forecast.order_key = key
             if num_first == num_devices:
@@ -147,34 +150,34 @@ class Selection:
         return cost
 
     def with_job(self, forecast: JobForecast) -> ServiceOrder | None:
-        """The order with one more job, if it would be on time and make no other job late."""
+        """Return the order with one more job, if it would be on time and make no other job late."""
         chosen = self.choose()
         self.node.leave_room([forecast])
         order = self.sharing.with_job(chosen, forecast)
         return None if order.has_late else order
 
     def missed(self) -> set[int]:
-        """The jobs that would be late: those that are deferred. Promised ones never are: they have a proof."""
+        """Return the jobs that would be late: those that are deferred. Promised ones never are: they have a proof."""
         self.choose()
         return {one.job_id for one in self.node.forecasts if one.claim is Claim.DEFERRED}
 
     @property
     def defers(self) -> bool:
-        """Whether a job could be on time only if another were late."""
+        """True if a job could be on time only if another were late."""
         self.choose()
         return any(forecast.claim is Claim.DEFERRED for forecast in self.node.forecasts)
 
     def ends_ns(self) -> Mapping[int, float]:
-        """When each job ends if no other request comes, by job id, as the jobs were chosen last."""
+        """Return when each job ends if no other request comes, by job id, as the jobs were chosen last."""
         if self._ends_ns is None:
-            self._ends_ns, batches = {}, self.sharing.batches
+            self._ends_ns = {}
             for forecast, end_ns in self.choose().ends_ns().items():
-                batch = batches.get(forecast)
+                batch = self.sharing.batches.get(forecast)
                 self._ends_ns.update([(forecast.job_id, end_ns)] if batch is None else batch.ends_if(end_ns))
         return self._ends_ns
 
     def num_needed(self) -> int:
-        """The number of devices that the jobs that are on time need now."""
+        """Return the number of devices that the jobs that are on time need now."""
         served = self.choose().served
         if self._num_needed is None:
             self._num_needed = sum([forecast.needed_degree(self.node.now_ns) for forecast in served])
@@ -187,7 +190,8 @@ class Selection:
         none where that would slow one that can. Of jobs that need not be on time, some end later and some earlier: the
         gain must outweigh the loss.
         """
-        chosen, sharing = self.choose(), self.sharing
+        chosen = self.choose()
+        sharing = self.sharing
         if not any(forecast.shares and sharing.awaits_steps(forecast) for forecast in chosen.served):
             return chosen
         joining = [
@@ -212,5 +216,5 @@ class Selection:
 
 
 def _by_load(forecast: JobForecast) -> tuple[bool, float, float, int]:
-    """The sort key by which devices keep what they have: running jobs first, then those with the shortest load."""
+    """Return the key that lets devices keep what they have: running jobs first, then those with the shortest load."""
     return forecast.rank < 0, forecast.load_ns, forecast.order_key, forecast.job_id

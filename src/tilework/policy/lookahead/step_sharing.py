@@ -37,12 +37,12 @@ class ServiceOrder:
 
     @property
     def has_late(self) -> bool:
-        """Whether a job is late."""
+        """True if a job is late."""
         is_safe = self._begin is not None and self._begin.is_safe
         return not is_safe and self._pause() is None and self.result.late is not None
 
     def with_last(self, forecast: JobForecast) -> ServiceOrder:
-        """The order with one more feasible job, which comes last. No job is late in this one.
+        """Return the order with one more feasible job, which comes last. No job is late in this one.
 
         If one is late in the new one, its result says no more than that.
         """
@@ -51,7 +51,7 @@ class ServiceOrder:
         return ServiceOrder([*self.served, forecast], [*self.order, forecast], self.num_devices, self.now_ns, begin)
 
     def _pause(self) -> Pause | None:
-        """A moment from which a rollout with one more job can go on; None if there is none."""
+        """Return a moment from which a rollout with one more job can go on; None if there is none."""
         if self._begin is not None and self._begin.num_spare:
             return self._begin
         found = next_pause(self.order, self.num_devices, self.now_ns, self._begin)
@@ -67,7 +67,7 @@ class ServiceOrder:
         return inf if self.result.late is None else self.order[self.result.late].due_ns
 
     def ends_ns(self) -> dict[JobForecast, float]:
-        """When each forecast ends if no other request comes."""
+        """Return when each forecast ends if no other request comes."""
         ends_ns = ends_ahead(self.order, self.num_devices, self.now_ns)
         return {self.order[index]: end_ns for index, end_ns in ends_ns.items()}
 
@@ -88,7 +88,7 @@ class StepSharing:
         return self._simulated(served, self._in_order(served))
 
     def reordered(self, chosen: ServiceOrder) -> ServiceOrder:
-        """The order of service after a change of order keys alone; where it is the same, it has the same rollout."""
+        """Return the order of service after a change of order keys alone; the same order keeps its rollout."""
         order = self._in_order(chosen.served)
         return chosen if order == chosen.order else self._simulated(chosen.served, order)
 
@@ -99,7 +99,7 @@ class StepSharing:
         return ServiceOrder(served, order, len(self.node.devices), self.node.now_ns)
 
     def with_job(self, chosen: ServiceOrder, forecast: JobForecast) -> ServiceOrder:
-        """The order of service with one more job."""
+        """Return the order of service with one more job."""
         is_last = not chosen.order or chosen.order[-1].place() < forecast.place()
         if is_last and forecast.claim is Claim.FEASIBLE:
             return chosen.with_last(forecast)
@@ -108,11 +108,12 @@ class StepSharing:
     # Batches that run.
 
     def gather(self) -> list[JobForecast]:
-        """The forecasts of all jobs; those that share a device are one, without members that would make others late.
+        """Return the forecasts of all jobs; those that share a device are one, but for members that make others late.
 
         Such a member ends its committed works and then continues elsewhere.
         """
-        node, self.batches = self.node, {}
+        node = self.node
+        self.batches = {}
         self._pinned = list(node.pinned())
         self._num_behind = sum(not job.works for job in node.jobs.values()) / len(node.devices)
         gathered: set[int] = set()
@@ -127,7 +128,8 @@ class StepSharing:
                 continue
             staying = [job for job in here if not job.is_stopping]
             gathered.update(job.job_id for job in staying)
-            margin, staged = node.margins.guard, [job for job in staying if job.stage is not None]
+            margin = node.margins.guard
+            staged = [job for job in staying if job.stage is not None]
             members = [Member.of(job, by_id[job.job_id], margin, node.now_ns) for job in staged]
             whole = Batch(tuple(members), device.free_ns, node.step_time, self._num_behind)
             batch = _without_unfit(whole).trimmed()
@@ -158,14 +160,14 @@ class StepSharing:
     # Jobs that may join.
 
     def may_join(self, forecast: JobForecast, claim: Claim) -> bool:
-        """Whether a job has this claim, waits, and may save time in a batch."""
+        """Return whether a job has this claim, waits, and may save time in a batch."""
         if not forecast.shares or forecast.claim is not claim or forecast in self.batches:
             return False
         job = self.node.jobs.get(forecast.job_id)
         return job is not None and not job.works and bool(job.num_steps_left)
 
     def awaits_steps(self, forecast: JobForecast) -> bool:
-        """Whether its next steps are to be committed now; with which jobs it makes others, a later plan decides."""
+        """Return whether its next steps are to be committed now; a later plan decides on the others."""
         batch = self.batches.get(forecast)
         jobs = [self.node.jobs.get(forecast.job_id)] if batch is None else [member.job for member in batch.members]
         return all(job is not None and num_chunks(job) < CHUNKS for job in jobs)
@@ -173,8 +175,9 @@ class StepSharing:
     def make_room(self, chosen: ServiceOrder) -> ServiceOrder | None:
         """Let waiting jobs join batches, so that the first late job is due later; None if that does not help."""
         assert chosen.result.late is not None
-        due_ns, late = chosen.first_late_ns, chosen.result.late
-        waiting = [forecast for forecast in chosen.order[: late + 1] if self.may_join(forecast, Claim.FEASIBLE)]
+        due_ns = chosen.first_late_ns
+        up_to_late = chosen.order[: chosen.result.late + 1]
+        waiting = [forecast for forecast in up_to_late if self.may_join(forecast, Claim.FEASIBLE)]
         for forecast in waiting[-_MOST_TRIED:]:
             if forecast not in chosen.order:  # It has joined a batch.
                 continue
@@ -212,7 +215,7 @@ class StepSharing:
         otherwise_ns: float,
         num_behind: float,
     ) -> Iterator[ServiceOrder]:
-        """The order of service after a job has joined one of these hosts, those first where it saves most.
+        """Yield the order of service after a job has joined one of these hosts, those first where it saves most.
 
         The batch is the first of the forecasts.
         """
@@ -232,7 +235,7 @@ class StepSharing:
             yield self.simulate([self._forecast(joined), *others])
 
     def _open_batch(self, host: JobForecast) -> Batch | None:
-        """The batch of the jobs on a host's device, which another may join; None if none can."""
+        """Return the batch of the jobs on a host's device, which another may join; None if none can."""
         batch = self.batches.get(host)
         if batch is not None:
             return batch if all(member.job.may_share for member in batch.members) else None
@@ -241,12 +244,13 @@ class StepSharing:
             return None
         if job.job_id in self.node.leaving or (job.works and len(group_of(job)) > 1):
             return None
-        member, ready_ns = self._member(job, host), float(self.node.ready_ns(job))
+        member = self._member(job, host)
+        ready_ns = float(self.node.ready_ns(job))
         return Batch((member,), ready_ns, self.node.step_time, self._num_behind)
 
 
 def _serves_one(device: DeviceView) -> bool:
-    """Whether all works of a device are of the same one job, as nearly always, or it has none."""
+    """Return whether all works of a device are of the same one job, as nearly always, or it has none."""
     works = device.works
     if not works:
         return True
@@ -255,14 +259,14 @@ def _serves_one(device: DeviceView) -> bool:
 
 
 def _is_shared(device: DeviceView, jobs: Sequence[JobView], forecasts: Mapping[int, JobForecast]) -> bool:
-    """Whether several of these jobs make steps on a device, or are about to."""
+    """Return whether several of these jobs make steps on a device, or are about to."""
     if any(len(work.job_ids) > 1 for work in device.works):
         return True
     return len(jobs) > 1 and all(forecasts[job.job_id].shares and len(job.last_devices) == 1 for job in jobs)
 
 
 def _without_unfit(batch: Batch) -> Batch:
-    """Without the members that may not share, or are at another stage; if none may, the first stays alone."""
+    """Leave out the members that may not share, or are at another stage; if none may, the first stays alone."""
     if not batch.members:
         return batch
     can_share = batch.stage.spec.batchable  # The stage before it may have been.

@@ -1,4 +1,4 @@
-"""What the requests of a class ask of a placement, and how busy they keep its types."""
+"""The demand of the requests of a class on a placement, and how busy they keep its types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica
 from tilework.policy.placement.split import Rates
 
 By = Literal["device_time", "requests"]
-"""By what budgets go: the time that requests keep devices busy, or their number."""
+"""Measure that budgets follow: the time that requests keep devices busy, or their number."""
 
 Mix = Mapping[VirtualReplica, float]
 """The share of each V*, 1 in all."""
@@ -32,12 +32,12 @@ class ClassDemand:
     device_ns: Mapping[Role, int]
 
     def weight(self, by: By) -> float:
-        """Their number, or their device time, at least a nanosecond for each."""
+        """Return their number, or their device time, at least a nanosecond for each."""
         return self.count * (max(1, sum(self.device_ns.values())) if by == "device_time" else 1)
 
 
 def grouped(demands: Sequence[ClassDemand], widest: int) -> dict[VirtualReplica, list[ClassDemand]]:
-    """The classes that have requests by their V*, in order, on nodes of at most `widest` devices.
+    """Return the classes that have requests by their V*, in order, on nodes of at most `widest` devices.
 
     Those that have none are left out.
     """
@@ -52,18 +52,19 @@ def grouped(demands: Sequence[ClassDemand], widest: int) -> dict[VirtualReplica,
 def mix_of(
     groups: Mapping[VirtualReplica, Sequence[ClassDemand]], by: By = "device_time"
 ) -> dict[VirtualReplica, float]:
-    """The share of each V*; empty without requests."""
+    """Return the share of each V*; empty without requests."""
     weights = {replica: sum(demand.weight(by) for demand in classes) for replica, classes in groups.items()}
     total = sum(weights.values())
     return {replica: weight / total for replica, weight in weights.items()}
 
 
 def busy_ns(demands: Sequence[ClassDemand], kind: PlacementType, rates: Rates) -> float:
-    """How long these requests keep devices of a type busy, at its rate, in 1 / s, or as profiled if none is known.
+    """Return how long these requests keep devices of a type busy, at its rate, in 1 / s, or else as profiled.
 
     At least a nanosecond for each.
     """
-    rate, num = rates.get(kind, 0), sum(demand.count for demand in demands)
+    rate = rates.get(kind, 0)
+    num = sum(demand.count for demand in demands)
     if rate > 0:
         return 1e9 * num / rate
     profiled = sum(demand.count * sum(demand.device_ns.get(role, 0) for role in kind.roles) for demand in demands)
@@ -71,7 +72,7 @@ def busy_ns(demands: Sequence[ClassDemand], kind: PlacementType, rates: Rates) -
 
 
 def rates_of(replica: VirtualReplica, demands: Sequence[ClassDemand], measured: Rates) -> dict[PlacementType, float]:
-    """How many of these requests a device of each type of the replica serves per second that it is busy.
+    """Return the number of these requests that a device of each type of the replica serves per second that it is busy.
 
     A type that was not measured has the rate of the profile, 1 / (mean busy time per request).
     """

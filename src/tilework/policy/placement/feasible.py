@@ -1,4 +1,4 @@
-"""Which placement types a request class fits on, at which degrees, and its virtual replica V*.
+"""The placement types that a request class fits on, at which degrees, and its virtual replica V*.
 
 Theory of operation. Stages of a device run one after another, so a device needs the weights of all its stages plus the
 largest activation of one of them. Activations depend on the degree, so memory does: HunyuanVideo's 720p x 65 fits on
@@ -44,12 +44,12 @@ class Footprint:
 
     @property
     def room_bytes(self) -> int:
-        """What a device that holds the stages of all roles has for activations; negative if it cannot."""
+        """Bytes for activations on a device that holds the stages of all roles; negative if it cannot hold them."""
         return self.usable_bytes - sum(self.weights.values())
 
 
 def fits_at(footprint: Footprint) -> dict[PlacementType, tuple[int, ...]]:
-    """The degrees at which the class fits on each type: those of D on primaries, of E or C on auxiliaries.
+    """Return the degrees at which the class fits on each type: those of D on primaries, of E or C on auxiliaries.
 
     An auxiliary's degrees go up to its optimal one: the last is the unit to give it, the first the least.
     """
@@ -73,13 +73,13 @@ def _degrees(footprint: Footprint, kind: PlacementType) -> list[int]:
 
 
 def _fits_within(footprint: Footprint, role: Role, most: int, room: int) -> bool:
-    """Whether the role's largest activation fits into `room` at some degree up to `most`."""
+    """Return whether the role's largest activation fits into `room` at some degree up to `most`."""
     profiled = footprint.activations.get(role, {1: 0})
     return any(degree <= most and num_bytes <= room for degree, num_bytes in profiled.items())
 
 
 def virtual_replica(fits: FitsAt, widest: int | None = None) -> VirtualReplica | None:
-    """V*: the first virtual replica with a fitting degree on each of its types; None if there is none.
+    """Return V*: the first virtual replica with a fitting degree on each of its types; None if there is none.
 
     `widest` is the most devices of a node, if no wider group can be made.
     """
@@ -87,12 +87,12 @@ def virtual_replica(fits: FitsAt, widest: int | None = None) -> VirtualReplica |
 
 
 def is_placeable(fits: FitsAt, nodes: Nodes) -> bool:
-    """Whether nodes are enough for the class by itself: for a block of each type of some virtual replica."""
+    """Return whether nodes are enough for the class by itself: for a block of each type of some virtual replica."""
     return any(
         can_run(fits, one) and can_place({kind: fits[kind][0] for kind in one.types}, nodes) for one in VirtualReplica
     )
 
 
 def can_run(fits: FitsAt, replica: VirtualReplica, widest: int | None = None) -> bool:
-    """Whether a class fits on every type of a virtual replica, on no more than `widest` devices each."""
+    """Return whether a class fits on every type of a virtual replica, on no more than `widest` devices each."""
     return all(any(widest is None or degree <= widest for degree in fits.get(kind, ())) for kind in replica.types)

@@ -25,14 +25,13 @@ from dataclasses import dataclass
 from tilework.core.shares import apportioned
 from tilework.policy.placement.demand import By, ClassDemand, Mix, grouped, mix_of, rates_of
 from tilework.policy.placement.pack import pack
-from tilework.policy.placement.placement import Nodes, Placement, counts_text, widest
+from tilework.policy.placement.placement import Nodes, Placement, colocated, counts_text, widest
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
 from tilework.policy.placement.smallest import Assigned, can_share, smallest_placement
 from tilework.policy.placement.split import Counts, Rates, Units, keeps_pace, split
-from tilework.policy.placement.static import colocated
 
 _MOST_CHANGE = 0.1
-"""By what share of a budget it may change to be whole nodes."""
+"""Share of a budget by which it may change to be whole nodes."""
 
 _MOST_ROUNDED = 1 / 8
 """The share of a type's primaries that may go to V0 for the rest to be a multiple of the widest degree."""
@@ -66,7 +65,7 @@ def plan_placement(
     round_down: bool = True,
     before: Placement | None = None,
 ) -> PlacementPlan:
-    """A placement of all devices of the nodes. The same arguments give the same placement.
+    """Return a placement of all devices of the nodes. The same arguments give the same placement.
 
     Every class that can run on the nodes beside the others has, of each type of some virtual replica, enough devices on
     one node for a degree at which it fits.
@@ -100,7 +99,7 @@ def plan_placement(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What the requests of a V* need of its types: the least on one node, the devices of a replica, and rates."""
+    """The needs of the requests of a V*, by type: the least on one node, the devices of a replica, and rates."""
 
     least: Units
     units: Units
@@ -122,12 +121,13 @@ class _Need:
 
 
 def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> dict[VirtualReplica, int] | None:
-    """The devices of each V*, all in all; None if there are too few for a unit of each type.
+    """Return the devices of each V*, all in all; None if there are too few for a unit of each type.
 
     Largest remainder, in whole nodes where that changes little. A budget of less than its units takes devices from
     those that have most to spare. If that leaves one with less than half of its share, there are too few, too.
     """
-    total, sizes = sum(len(node) for node in nodes.values()), {len(node) for node in nodes.values()}
+    total = sum(len(node) for node in nodes.values())
+    sizes = {len(node) for node in nodes.values()}
     if sum(need.num_devices for need in needs.values()) > total:
         return None
     budgets = apportioned(mix, total)
@@ -145,14 +145,15 @@ def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> d
 def _counts(
     needs: Mapping[VirtualReplica, _Need], budgets: Mapping[VirtualReplica, int], multiple: int, round_down: bool
 ) -> tuple[Counts, list[str]]:
-    """The devices of each type, and the splits in words."""
+    """Return the devices of each type, and the splits in words."""
     counts: Counts = dict.fromkeys(PlacementType, 0)
     words = []
     for replica, need in needs.items():
         parts = split(replica, budgets[replica], need.rates, need.units)
         if replica.auxiliaries:
             words.append(_split_text(replica, parts, need))
-        primary, rest = replica.primary, parts[replica.primary] % multiple
+        primary = replica.primary
+        rest = parts[replica.primary] % multiple
         rounded = parts[primary] - rest
         may_round = round_down and replica is not VirtualReplica.V0 and VirtualReplica.V0 in needs
         if may_round and 0 < rest <= _MOST_ROUNDED * parts[primary] and rounded >= need.least[primary]:
@@ -167,7 +168,7 @@ def _counts(
 def _packed(
     counts: Counts, needs: Mapping[VirtualReplica, _Need], nodes: Nodes, before: Placement | None
 ) -> Placement | None:
-    """The placement with a whole unit of each type on one node; if there is none, with the least degree on one node."""
+    """Return the placement with a whole unit of each type on one node, or else with the least degree on one node."""
     least, units = (
         {
             kind: max(widths[kind] for widths in every if kind in widths)
@@ -187,7 +188,7 @@ def _shared(
     mix: Mix,
     reasons: Sequence[str],
 ) -> PlacementPlan:
-    """A plan where classes share virtual replicas.
+    """Return a plan where classes share virtual replicas.
 
     If not all can run on these nodes, a class has devices before those that take less device time.
     """
@@ -214,7 +215,8 @@ def _unserved(demands: Sequence[ClassDemand], groups: Assigned) -> list[str]:
 
 
 def _budget_reasons(budgets: Mapping[VirtualReplica, int], mix: Mix, by: By) -> list[str]:
-    total, what = sum(budgets.values()), "device time" if by == "device_time" else "requests"
+    total = sum(budgets.values())
+    what = "device time" if by == "device_time" else "requests"
     return [f"{replica} gets {num} of {total} for {mix[replica]:.0%} of the {what}" for replica, num in budgets.items()]
 
 

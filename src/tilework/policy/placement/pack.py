@@ -50,7 +50,7 @@ def pack(
 
 
 def can_place(blocks: Mapping[PlacementType, int], nodes: Nodes) -> bool:
-    """Whether blocks of these widths, one of each type, fit on the nodes."""
+    """Return whether blocks of these widths, one of each type, fit on the nodes."""
     return _Packing.of(blocks, nodes, None).place_blocks(blocks)
 
 
@@ -64,7 +64,7 @@ class _Packing:
     room: list[int]
     placed: list[Counts]
     kept: list[Counts] = field(default_factory=list)
-    """How many devices of each node had each type before."""
+    """Number of devices of each node that had each type before."""
 
     @staticmethod
     def of(counts: Mapping[PlacementType, int], nodes: Nodes, before: Placement | None) -> _Packing:
@@ -78,7 +78,7 @@ class _Packing:
         return sum(self.before.of(device_id) is kind for device_id in row) if self.before is not None else 0
 
     def fill_whole_nodes(self, units: Units) -> None:
-        """Nodes that had most devices of a type before keep it; otherwise types and nodes go in order.
+        """Give whole nodes to types. Nodes that had most devices of a type before keep it; otherwise both go in order.
 
         Auxiliaries fill nodes of whole units only.
         """
@@ -89,7 +89,7 @@ class _Packing:
                 self.put(kind, index, self.room[index])
 
     def place_blocks(self, blocks: Units) -> bool:
-        """One block of each type that no node has yet, wide ones first. Returns whether all found a node."""
+        """Place one block of each type that no node has yet, wide ones first; returns whether all found a node."""
         missing = [
             (blocks.get(kind, 1), kind)
             for kind in self.left
@@ -116,7 +116,7 @@ class _Packing:
         return False
 
     def place_rest(self, units: Units) -> None:
-        """Auxiliaries first, the widest units first of all; single devices fill what is left."""
+        """Place what is left: auxiliaries first, the widest units first of all; single devices fill the rest."""
         order = sorted(self.left, key=lambda kind: (kind.is_primary, -units.get(kind, 1)))
         for kind in order:
             unit = 1 if kind.is_primary else units.get(kind, 1)
@@ -132,7 +132,7 @@ class _Packing:
                 self.put(kind, index, min(left, self.room[index]))
 
     def _by_preference(self, kind: PlacementType) -> list[int]:
-        """Nodes with room, the best for this type first."""
+        """Return nodes with room, the best for this type first."""
         left = self.left[kind]
         open_nodes = [index for index, room in enumerate(self.room) if room]
         return sorted(
@@ -158,7 +158,7 @@ class _Packing:
         return Placement(tuple(types))
 
     def _types(self, row: Sequence[int], placed: Mapping[PlacementType, int]) -> list[tuple[int, PlacementType]]:
-        """Which devices of a node get which type: those that had it before, then in order, primaries first."""
+        """Return which devices of a node get which type: those that had it before, then in order, primaries first."""
         todo = dict(placed)
         chosen: dict[int, PlacementType] = {}
         for device_id in row:

@@ -28,11 +28,11 @@ class Placement:
         assert len(self._of) == len(self.types), "a device has two types"
 
     def of(self, device_id: int) -> PlacementType | None:
-        """The type of a device; None if it has none."""
+        """Return the type of a device; None if it has none."""
         return self._of.get(device_id)
 
     def counts(self) -> dict[PlacementType, int]:
-        """How many devices each type has, without types that have none."""
+        """Return how many devices each type has, without types that have none."""
         found = Counter(kind for _, kind in self.types)
         return {kind: found[kind] for kind in PlacementType if found[kind]}
 
@@ -41,10 +41,15 @@ class Placement:
 
 
 def counts_text(counts: Mapping[PlacementType, int]) -> str:
-    """Counts in words, such as "96 EDC, 24 ED, 8 C"."""
+    """Return counts in words, such as "96 EDC, 24 ED, 8 C"."""
     return ", ".join(f"{counts[kind]} {kind}" for kind in PlacementType if counts.get(kind)) or "nothing"
 
 
 def widest(nodes: Nodes) -> int:
-    """The most devices of a node; 0 without nodes."""
+    """Return the most devices of a node; 0 without nodes."""
     return max(map(len, nodes.values()), default=0)
+
+
+def colocated(nodes: Nodes) -> Placement:
+    """Return the placement with all roles on each device."""
+    return Placement(tuple((device_id, PlacementType.EDC) for row in nodes.values() for device_id in row))

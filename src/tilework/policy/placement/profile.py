@@ -1,4 +1,4 @@
-"""What a cost model says of a request class: its memory by role, and its times at optimal degrees.
+"""The profile of a request class by a cost model: its memory by role, and its times at optimal degrees.
 
 Theory of operation. The stages of a role run one after another on one group. Steps run on all of it; a stage without
 steps runs on as many of its devices as are optimal for that stage, or on all if it has fewer. So what a role takes on a
@@ -14,9 +14,10 @@ Source: TridentServe §5.1, "Profiler".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Piece
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
@@ -24,8 +25,49 @@ from tilework.core.request import Request
 from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.demand import ClassDemand
 from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
-from tilework.policy.placement.footprints import pieces_by_role, weight_bytes
-from tilework.policy.placement.roles import Role
+from tilework.policy.placement.roles import Role, role_of
+
+
+def pieces_by_role(request: Request, costs: CostModel) -> Mapping[Role, Sequence[Piece]]:
+    """Return the stages of a whole request that run on devices, with their numbers of steps. Raises UnknownCost."""
+    graph = costs.graph(request.pipeline)
+    found: dict[Role, list[Piece]] = {}
+    for piece in costs.start(request).pieces:
+        role = role_of(graph, piece[0])
+        if role is not None:
+            found.setdefault(role, []).append(piece)
+    return found
+
+
+def weight_bytes(stages: Iterable[Stage], costs: CostModel) -> int:
+    """Return the bytes of the components of these stages, LoRAs included, each counted once."""
+    return num_bytes({one for stage in stages for one in costs.components(stage)})
+
+
+def footprint(request: Request, costs: CostModel, usable_bytes: int) -> Footprint:
+    """Return the weights of each role, and the largest activation of its stages on the whole group, in bytes.
+
+    A stage that was not profiled at a degree counts as at the next lower one. Weights that stages of two roles share
+    count for both. What the costs do not know takes nothing. Raises UnknownCost.
+    """
+    stages = {role: [stage for stage, _ in pieces] for role, pieces in pieces_by_role(request, costs).items()}
+    return Footprint(
+        weights={role: weight_bytes(some, costs) for role, some in stages.items()},
+        activations={
+            role: {
+                degree: max(costs.activation_bytes(stage, (request,), degree) for stage in some)
+                for degree in _known_degrees(some, request, costs)
+            }
+            for role, some in stages.items()
+        },
+        optimal={role: max(optimal_degree(stage, request, costs) for stage in some) for role, some in stages.items()},
+        usable_bytes=usable_bytes,
+    )
+
+
+def _known_degrees(stages: Sequence[Stage], request: Request, costs: CostModel) -> Sequence[int]:
+    return [1] if request.exact else sorted({degree for stage in stages for degree in costs.degrees(stage)})
+
 
 _NO_LIMIT = 1 << 62
 """More bytes than any device has."""
@@ -33,7 +75,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassProfile:
-    """What a request class takes, as predicted when the profile was made.
+    """The memory and the time that a request class takes, as predicted when the profile was made.
 
     Attributes:
         footprint: its memory by role, in bytes.
@@ -53,7 +95,7 @@ class ClassProfile:
         return sum(self.run_ns.values())
 
     def demand(self, count: float) -> ClassDemand:
-        """What this number of requests of the class asks of a placement."""
+        """Return the demand of this number of requests of the class on a placement."""
         return ClassDemand(fits=self.fits, count=count, device_ns=self.device_ns)
 
 
@@ -65,7 +107,7 @@ def class_profile(
     *,
     takes_turns: bool = False,
 ) -> ClassProfile:
-    """The profile of a request's class, with what the costs know of its LoRAs.
+    """Return the profile of a request's class, with what the costs know of its LoRAs.
 
     `usable_bytes` is what a device has for weights and activations; None: no limit. With `widest`, steps that fit on no
     group of that many devices count as if they did. Stages on CPU slots take nothing. Raises UnknownCost.
@@ -84,7 +126,8 @@ def class_profile(
         optimal=optimal,
         usable_bytes=_NO_LIMIT if usable_bytes is None else usable_bytes,
     )
-    run_ns, device_ns = dict[Role, int](), dict[Role, int]()
+    run_ns: dict[Role, int] = {}
+    device_ns: dict[Role, int] = {}
     for role, found in pieces.items():
         runs = [_run(stage, num_steps, optimal[role], request, costs) for stage, num_steps in found]
         run_ns[role] = sum(one_ns for _, one_ns in runs)
@@ -95,7 +138,7 @@ def class_profile(
 def optimal_for(
     role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None = None
 ) -> int:
-    """The optimal degree of a role with these stages: of steps the widest common to all that is optimal for each.
+    """Return the optimal degree of a role with these stages: of steps the widest that is optimal for each.
 
     Raises UnknownCost.
     """
@@ -107,8 +150,10 @@ def optimal_for(
 
 
 def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None) -> Sequence[int]:
-    """The degrees up to `widest` at which the steps fit, each stage by itself, ascending; all up to there that they may
-    run at if none does."""
+    """Return the degrees up to `widest` at which the steps fit, each stage by itself, ascending.
+
+    If they fit at none, these are all degrees up to there at which they may run.
+    """
     all_known = (1,) if request.has_single_steps else costs.common_degrees(request.pipeline)
     known = [degree for degree in all_known if widest is None or degree <= widest] or all_known
     stepped = [stage for stage, _ in pieces if stage.has_steps]
@@ -119,7 +164,7 @@ def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel, w
 def _activations(
     role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None, *, with_weights: bool
 ) -> dict[int, int]:
-    """The largest activation of a role's stages by the degree of its group, in bytes; of a stage with its weights."""
+    """Return the largest activation of a role's stages by the degree of its group, in bytes, or with their weights."""
     if role is Role.D:
         degrees = _step_degrees(pieces, request, costs, widest)
     else:
@@ -136,7 +181,7 @@ def _activations(
 
 
 def _run(stage: Stage, num_steps: int, degree: int, request: Request, costs: CostModel) -> tuple[int, int]:
-    """The degree of a stage on a group of this many devices, and how long it takes."""
+    """Return the degree of a stage on a group of this many devices, and how long it takes."""
     degree = _degree_of(stage, degree, request, costs)
     return degree, costs.work_ns(stage, (request,), degree, num_steps)
 

@@ -24,7 +24,7 @@ from tilework.core.graph.stage import DeviceKind, Stage
 
 
 class Role(StrEnum):
-    """What a stage is in its pipeline: before the steps (E), the steps and all between them (D), after them (C)."""
+    """The place of a stage in its pipeline: before the steps (E), the steps and all between (D), after them (C)."""
 
     E = "E"
     D = "D"
@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 def role_of(graph: Graph, stage: Stage) -> Role | None:
-    """The role of a stage of this graph; None if it runs on a CPU slot, which holds no weights on a device.
+    """Return the role of a stage of this graph; None if it runs on a CPU slot, which holds no weights on a device.
 
     All stages of a pipeline without steps are D. Raises KeyError for a stage of another graph.
     """

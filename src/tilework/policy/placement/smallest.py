@@ -28,7 +28,10 @@ Assigned = Mapping[VirtualReplica, Sequence[ClassDemand]]
 def smallest_placement(
     demands: Sequence[ClassDemand], nodes: Nodes, rates: Rates, before: Placement | None
 ) -> tuple[Placement, Assigned]:
-    """The placement, and which classes run on which replica. `demands` is not empty, and `can_share` the nodes."""
+    """Return the placement, and which classes run on which replica.
+
+    `demands` is not empty, and `can_share` the nodes.
+    """
     found = _smallest_blocks(demands, nodes)
     assert found is not None, "the classes cannot all run on these nodes"
     blocks, assigned = found
@@ -45,7 +48,7 @@ def smallest_placement(
 
 
 def can_share(demands: Sequence[ClassDemand], nodes: Nodes) -> bool:
-    """Whether all these classes can run on the nodes, each on some virtual replica."""
+    """Return whether all these classes can run on the nodes, each on some virtual replica."""
     unlike = {tuple((kind, degrees[0]) for kind, degrees in demand.fits.items()): demand for demand in demands}
     return _smallest_blocks(tuple(unlike.values()), nodes) is not None
 
@@ -70,7 +73,7 @@ def _smallest_blocks(demands: Sequence[ClassDemand], nodes: Nodes) -> tuple[Coun
 
 
 def _assign(demands: Sequence[ClassDemand], blocks: Counts) -> Assigned | None:
-    """The classes by the first replica with blocks as wide as they need; None if one has none, or a block no use."""
+    """Assign classes to the first replica with blocks that are wide enough; None if one has none, or a block no use."""
     assigned: dict[VirtualReplica, list[ClassDemand]] = {}
     for demand in demands:
         for replica in VirtualReplica:

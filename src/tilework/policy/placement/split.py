@@ -18,19 +18,19 @@ from math import ceil
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
 
 Counts = dict[PlacementType, int]
-"""How many devices each type gets."""
+"""Number of devices of each type."""
 
 Rates = Mapping[PlacementType, float]
-"""How many requests a device of each type serves per time that it is busy; any unit of time, one for all types."""
+"""Number of requests that a device of each type serves per busy time; any unit of time, one for all types."""
 
 Units = Mapping[PlacementType, int]
-"""How many devices of one node a replica of each type is; 1 where a type is missing."""
+"""Number of devices of one node that make a replica of each type; 1 where a type is missing."""
 
 _ROUNDING = 1e-9
 
 
 def split(replica: VirtualReplica, budget: int, rates: Rates, units: Units) -> Counts:
-    """The devices of each type of a virtual replica, `budget` in all.
+    """Return the devices of each type of a virtual replica, `budget` in all.
 
     Each auxiliary keeps pace with the primary unless one unit of each leaves no room for that; see `keeps_pace`.
     `rates` has all types of the replica, above 0. `budget` is at least one unit of each.
@@ -49,13 +49,13 @@ def split(replica: VirtualReplica, budget: int, rates: Rates, units: Units) -> C
 
 
 def keeps_pace(replica: VirtualReplica, counts: Mapping[PlacementType, int], rates: Rates) -> bool:
-    """Whether each auxiliary serves at least as many requests as the primary: n_A v_A >= n_P v_P, but for rounding."""
+    """Return whether each auxiliary serves as many requests as the primary: n_A v_A >= n_P v_P, but for rounding."""
     served = counts[replica.primary] * rates[replica.primary] * (1 - _ROUNDING)
     return all(counts[kind] * rates[kind] >= served for kind in replica.auxiliaries)
 
 
 def _with_rest(counts: Counts, total: int, rates: Rates, least: Units) -> Counts:
-    """The counts, the primary's first, with what is left of `total`: to the auxiliary with the largest deficit."""
+    """Return the counts, the primary's first, with the rest of `total` at the auxiliary with the largest deficit."""
     primary, *auxiliaries = counts
     if not auxiliaries:
         return {primary: total}
@@ -67,8 +67,9 @@ def _with_rest(counts: Counts, total: int, rates: Rates, least: Units) -> Counts
 
 
 def _needed(replica: VirtualReplica, num: int, rates: Rates, least: Units) -> Counts:
-    """The fewest devices, in whole units, with which each auxiliary keeps pace with `num` primaries."""
-    served, needed = num * rates[replica.primary], {}
+    """Return the fewest devices, in whole units, with which each auxiliary keeps pace with `num` primaries."""
+    served = num * rates[replica.primary]
+    needed = {}
     for kind in replica.auxiliaries:
         unit = least[kind]
         count = max(1, ceil(served / rates[kind] / unit)) * unit

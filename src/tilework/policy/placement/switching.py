@@ -1,4 +1,4 @@
-"""When a new placement is derived, and when it is worth switching to.
+"""The rule by which a new placement is derived, and by which it is worth switching to.
 
 Theory of operation. The paper compares the throughput of stages in a sliding window: if the fastest has at least theta
 times the slowest, a new plan is derived. But in steady state each stage completes as many requests as come, so equal
@@ -33,7 +33,7 @@ Key = TypeVar("Key", bound=str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowStats:
-    """What the replicas of a placement type, or of a role, did in the latest window.
+    """The work of the replicas of a placement type, or of a role, in the latest window.
 
     Attributes:
         completions: requests whose stages they ended.
@@ -48,7 +48,7 @@ class WindowStats:
     backlog: int = 0
 
     def pressure(self, window_ns: int) -> float:
-        """What was asked of them per what they could do, 1 if they keep up.
+        """Return what was asked of them per what they could do, 1 if they keep up.
 
         Where nothing was completed, nothing is known: 1, too, unless requests wait and there is no replica.
         """
@@ -64,7 +64,7 @@ class WindowStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRule:
-    """When to derive a new placement.
+    """The rule by which a new placement is derived.
 
     Attributes:
         window_ns: the length of the sliding window, which is also the least time between two switches.
@@ -82,7 +82,7 @@ class SwitchRule:
     def reason(
         self, stats: Mapping[Key, WindowStats], mix_before: Mix, mix_now: Mix, since_switch_ns: int
     ) -> str | None:
-        """Why a new placement should be derived, in words; None if none should.
+        """Return why a new placement should be derived, in words; None if none should.
 
         `stats` is by placement type, or by role, which is the paper's reading. `mix_before` is that of the latest plan
         (`PlacementPlan.mix`), `since_switch_ns` the time since it was made.
@@ -107,7 +107,10 @@ class SwitchRule:
         return f"{over}, {slow} was asked for {asked[slow]:.2f} times what it can do, and {fast} for {asked[fast]:.2f}"
 
     def _new_mix(self, before: Mix, now: Mix) -> str | None:
-        """Half of the sum of all changes of shares is the share of requests that have changed."""
+        """Return the change of the mix in words.
+
+        Half of the sum of all changes of shares is the share of requests that changed.
+        """
         changes = {one: now.get(one, 0.0) - before.get(one, 0.0) for one in VirtualReplica}
         if not now or sum(map(abs, changes.values())) / 2 < self.mix_change:
             return None
@@ -116,7 +119,9 @@ class SwitchRule:
 
 
 def is_worthwhile(before: Placement, after: Placement, nodes: Nodes) -> bool:
-    """Whether every device of at least one node changes its type. Of a single node, always mixed, any change counts.
+    """Return whether every device of at least one node changes its type.
+
+    Of a single node, always mixed, any change counts.
 
     Devices that are in one placement only, as when a node was lost, count as changed.
     """

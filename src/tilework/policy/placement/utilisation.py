@@ -1,4 +1,4 @@
-"""How many instances each service has, and when one goes to another service: by how busy services are.
+"""The number of instances of each service, and the rule by which one goes to another: by how busy services are.
 
 Theory of operation. A *service* is what has devices of its own: a stage, or several, of one pipeline or of several that
 share its weights. An *instance* is a group of devices of one node that is for one service. The first division follows
@@ -26,7 +26,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a service did in a window.
+    """The use of a service in a window.
 
     `share` is the time that its devices were busy, over all their time; more than 1 where requests were refused that
     would have taken more. It keeps `least` instances.
@@ -37,7 +37,7 @@ class Use:
     least: int = 0
 
     def share_with(self, num_more: int) -> float:
-        """The share, had it had this many more instances, or fewer; infinite without any, unless it had no work."""
+        """Return the share with this many more instances, or fewer; infinite without any, unless it had no work."""
         if not self.share:
             return 0.0
         num = self.num_instances + num_more
@@ -55,7 +55,7 @@ class Reassignment(Generic[Key]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UtilisationRule:
-    """When a service gets more instances, and from which.
+    """The rule by which a service gets more instances, and from which.
 
     Attributes:
         window_ns: what use is measured over, and the least time between two changes.
@@ -68,7 +68,7 @@ class UtilisationRule:
     margin: float = 0.1
 
     def reassignment(self, uses: Mapping[Key, Use], num_idle: int) -> Reassignment[Key] | None:
-        """What to change after a window; None if no service is too busy, or no other can give an instance.
+        """Return the change after a window; None if no service is too busy, or no other can give an instance.
 
         Of services that are equally busy or equally idle, the first.
         """
@@ -83,7 +83,7 @@ class UtilisationRule:
         return Reassignment(busiest, givers, self._why(uses, busiest, givers)) if givers else None
 
     def _giver(self, uses: Mapping[Key, Use], busiest: Key, givers: Sequence[Key | None]) -> Key | None:
-        """The service that is the least used after it has given one more; None if none may."""
+        """Return the service that is the least used after it has given one more; None if none may."""
         after = {key: use.share_with(-1 - givers.count(key)) for key, use in uses.items()}
         left = {key: use.num_instances - givers.count(key) for key, use in uses.items()}
         spare = [key for key, use in uses.items() if key != busiest and left[key] > use.least]
@@ -91,7 +91,7 @@ class UtilisationRule:
         return min(may, key=after.__getitem__, default=None)
 
     def _why(self, uses: Mapping[Key, Use], busiest: Key, givers: Sequence[Key | None]) -> str:
-        """The change in words, with what each service did."""
+        """Return the change in words, with what each service did."""
         of = [
             f"{givers.count(key)} of {key} ({uses[key].share:.0%})" if key is not None else f"{givers.count(key)} idle"
             for key in dict.fromkeys(givers)
@@ -101,8 +101,9 @@ class UtilisationRule:
 
 
 def proportional(loads: Mapping[Key, float], num_instances: int) -> dict[Key, int]:
-    """One instance for each service, and each further one to the service with most load per instance, the first of
-    equals. So the rate that all services can take is as high as it can be.
+    """Give one instance to each service, and each further one to that with most load per instance, the first of equals.
+
+    So the rate that all services can take is as high as it can be.
 
     Two stages that take `T_X` and `T_Y` get at least K and ceil(K T_Y / T_X) of as many instances (Theorem 1: M for K),
     or others with which the slower of the two is no slower.

@@ -11,11 +11,11 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan
 from tilework.cost.demand import Speed, demand_at, step_speeds
-from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.order import late_jobs
+from tilework.policy.toolkit.starts import devices_text
 from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import devices_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Grant:
 
 @dataclass(slots=True, kw_only=True)
 class DDiT:
-    """Keep devices busy and latency low: a request takes up to B devices, the degree that suits its size.
+    """Keeps devices busy and latency low: a request takes up to B devices, the degree that suits its size.
 
     At each end of a chunk, and whenever devices come free:
 
@@ -65,12 +65,15 @@ class DDiT:
         return [speed.degree for speed in speeds if speed.degree <= best]
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The work at the degree that suits the request. It may begin narrower; `eta_correction` learns that."""
+        """Return the work at the degree that suits the request. It may begin narrower; `eta_correction` learns that."""
         degree = best_doubling(step_speeds(request, costs)) if left.num_steps_left else 1
         return demand_at(request, left, degree, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
         pool = DevicePool(view, costs, now_ns, self.chunk_ns)
         if not pool.allocator.num_free():
             return pool.plan(())
@@ -96,7 +99,8 @@ class DDiT:
         """Place jobs at the end of a chunk on as many devices as they had, if these are still there."""
         placed = {}
         for task in running:
-            width, best = len(task.job.last_devices), _best(task)
+            width = len(task.job.last_devices)
+            best = _best(task)
             widths = [speed.degree for speed in task.group_speeds if speed.degree <= min(width, best.degree)]
             if widths and pool.is_ready(task) and (group := pool.allocator.take(widths[-1], task.job.last_devices)):
                 placed[task.job.job_id] = Placement(task, group, "keeps its group")
@@ -105,9 +109,10 @@ class DDiT:
     # 2. The job that has starved longest gets more devices.
 
     def _starved_ns(self, task: Task) -> int | None:
-        """The starvation time, eq. 5; None for a job that has enough devices."""
+        """Return the starvation time, eq. 5; None for a job that has enough devices."""
         speeds = {speed.degree: speed for speed in task.speeds}
-        best, grant = _best(task), self._grants.get(task.job.job_id)
+        best = _best(task)
+        grant = self._grants.get(task.job.job_id)
         width = len(task.job.last_devices)
         if width >= best.degree or width not in speeds:
             return None if width >= best.degree else 0
@@ -141,8 +146,10 @@ class DDiT:
         """Remember since when each job has had its devices."""
         grants = {}
         for task in tasks:
-            job_id, one = task.job.job_id, placed.get(task.job.job_id)
-            degree, known = one.degree if one else len(task.job.last_devices), self._grants.get(task.job.job_id)
+            job_id = task.job.job_id
+            one = placed.get(job_id)
+            degree = one.degree if one else len(task.job.last_devices)
+            known = self._grants.get(job_id)
             if degree:
                 is_same = known is not None and known.degree == degree
                 grants[job_id] = known if known and is_same else _Grant(degree, task.num_steps)
@@ -150,6 +157,6 @@ class DDiT:
 
 
 def _best(task: Task) -> Speed:
-    """The speed at B; of a job without steps, that of one device."""
+    """Return the speed at B; of a job without steps, that of one device."""
     degree = best_doubling(task.group_speeds)
     return next(speed for speed in task.group_speeds if speed.degree == degree)

@@ -11,16 +11,15 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan
 from tilework.cost.demand import demand_at
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
-from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane, LaneDivision
-from tilework.policy.toolkit.order import DeadlineOrdered, by_urgency, jobs_at_hand
-from tilework.policy.toolkit.wording import explain
+from tilework.policy.toolkit.fixed_groups import Lane, LaneDivision, LanePlan, Pick
+from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
+from tilework.policy.toolkit.order import DeadlineOrdered, by_urgency, jobs_at_hand, late_jobs
+from tilework.policy.toolkit.starts import explain
 
 
 @dataclass(slots=True, kw_only=True)
 class EarliestDeadlineFirst(DeadlineOrdered):
-    """Serve the earliest deadline first, each job on one device; a more urgent job takes over at the end of a chunk.
+    """Serves the earliest deadline first, each job on one device; a more urgent job takes over at the end of a chunk.
 
     Strict EDF serves late requests first and makes others late by that. Here a job that can no longer be on time, even
     if it ran alone from now on, is dropped to best effort (see `DeadlineOrder`).
@@ -36,7 +35,10 @@ class EarliestDeadlineFirst(DeadlineOrdered):
         return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
         jobs = list(jobs_at_hand(view, WORKS_PER_DEVICE * len(view.devices)))
         if not jobs:
             return Plan()
@@ -64,6 +66,6 @@ class EarliestDeadlineFirst(DeadlineOrdered):
 
 
 def _goes_before(job: JobView, other: JobView) -> str:
-    """Without the other job's name: the client of this one reads it, and the other may be another tenant's."""
+    """Return the reason without the other job's name: the client reads it, and the other may be another tenant's."""
     more_s = s_from_ns(other.urgency_ns - job.urgency_ns)
     return f"goes before a request that has {more_s:.2f} s more"

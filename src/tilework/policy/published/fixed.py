@@ -12,15 +12,14 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.demand import demand_at, usable_degree
-from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
-from tilework.policy.toolkit.open_devices import Lane, LaneDivision
+from tilework.policy.toolkit.fixed_groups import Lane, LaneDivision, LanePlan, Pick
 from tilework.policy.toolkit.order import ArrivalOrdered, jobs_at_hand
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.starts import devices_text
 
 
 @dataclass(slots=True, kw_only=True)
 class FixedDegree(ArrivalOrdered):
-    """Serve in order of arrival; a group of `degree` devices keeps a request until it is finished.
+    """Serves in order of arrival; a group of `degree` devices keeps a request until it is finished.
 
     Deadlines, weights and tenants are ignored.
 
@@ -57,7 +56,7 @@ class FixedDegree(ArrivalOrdered):
         return lanes.plan(choose)
 
     def _narrower(self, lane: Lane, request: Request, costs: CostModel) -> str:
-        """Why a request gets fewer devices than `degree`; empty if it gets them."""
+        """Return why a request gets fewer devices than `degree`; empty if it gets them."""
         if len(lane.devices) < self.degree:
             return f"; only {devices_text(len(lane.devices))} of its node can form a group now"
         if request.has_single_steps:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tilework.core.interfaces import CostModel, JobView
 from tilework.core.request import Request
 from tilework.cost.demand import demand_at
-from tilework.policy.toolkit.best_effort import drop_reason, late_jobs
 from tilework.policy.toolkit.continuous_batching import (
     BatchChoice,
     ContinuousBatching,
@@ -16,7 +15,7 @@ from tilework.policy.toolkit.continuous_batching import (
     first_batch,
     may_join,
 )
-from tilework.policy.toolkit.order import DeadlineOrder
+from tilework.policy.toolkit.order import DeadlineOrder, drop_reason, late_jobs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +24,7 @@ class PatchedServe(ContinuousBatching):
 
     The slack of a request is the time to its deadline, less its remaining time; its score is the slack over the time
     that all of it takes alone. The waiting request with the lowest score is next (*urgent* mode). If even that score is
-    at least `relaxed` in the batch, the next one is the request with which the batch makes most pictures per second
+    at least `relaxed` in the batch, the next one is the request with which the batch makes most images per second
     (*throughput* mode). If a member would be late with the next one, no more enter (the schedulability test; only the
     member with the lowest score needs to be looked at). A request that would be late even if it entered now is
     discarded. Members stay to their end. The remaining time of a request in a batch is predicted at the batch's pace.
@@ -57,7 +56,7 @@ class PatchedServe(ContinuousBatching):
 
 
 def _has_a_turn(job: JobView, now_ns: int) -> bool:
-    """Whether a job is not dropped to best effort, or has been for long enough."""
+    """Return whether a job is not dropped to best effort, or has been for long enough."""
     return not job.dropped_to_best_effort or job.urgency_ns <= now_ns
 
 
@@ -87,13 +86,13 @@ class _BatchAdmission:
         return BatchChoice(members, tuple(late))
 
     def _best(self, members: Sequence[JobView], queue: Sequence[JobView]) -> JobView:
-        """The job with which the batch makes most pictures per second; of several, the first of the queue."""
+        """Return the job with which the batch makes most images per second; of several, the first of the queue."""
         # Coarser than `step_key`: of jobs that differ in their previews alone, the first of the queue is tried.
         first = {(job.request.shape, job.request.guided): job for job in reversed(queue)}
         return min(first.values(), key=lambda job: (self._step_ns([*members, job]), queue.index(job)))
 
     def _is_schedulable(self, members: Sequence[JobView], batch: Sequence[JobView]) -> bool:
-        """Whether no member is late in the batch that would not be late alone."""
+        """Return whether no member is late in the batch that would not be late alone."""
         on_time = [job for job in members if self._score(job, job.demand.run_ns) >= 0]
         return min([self._score_in(job, batch) for job in on_time], default=0) >= 0
 
@@ -101,12 +100,12 @@ class _BatchAdmission:
         return self._score(job, self._finish_ns(job, batch) - self.begin_ns)
 
     def _score(self, job: JobView, remaining_ns: int) -> float:
-        """(DDL - C - P) / SA, P being the remaining time."""
+        """Return (DDL - C - P) / SA, P being the remaining time."""
         alone_ns = demand_at(job.request, self.costs.start(job.request), 1, self.costs).run_ns
         return (job.urgency_ns - self.begin_ns - remaining_ns) / max(1, alone_ns)
 
     def _finish_ns(self, job: JobView, batch: Sequence[JobView]) -> int:
-        """When a job ends if the batch stays as it is; encode and decode are its own."""
+        """Return when a job ends if the batch stays as it is; encode and decode are its own."""
         num_steps = job.left.num_steps
         own_ns = num_steps * self._step_ns([job])
         return self.begin_ns + job.demand.run_ns - own_ns + num_steps * self._step_ns(batch)

@@ -1,4 +1,4 @@
-"""Which of the free devices make up a group: a buddy allocator that prefers to leave a job where it is."""
+"""The choice of free devices for a group: a buddy allocator that prefers to leave a job where it is."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Allocator:
         self._free: list[set[int]] = [set(devices) for devices in nodes]
         self._room = {device_id: index for index, free in enumerate(self._free) for device_id in free}
         self._num_free = len(self._room)
-        self._holes, self._nodes = _Shelves(), _Shelves()  # By their lowest devices, which name them.
-        self._names: list[list[int]] = [[] for _ in self._free]  # Of the holes of each node as of the last `_tidy`.
+        self._holes, self._nodes = _Shelves(), _Shelves()  # Named by their lowest devices.
+        self._names: list[list[int]] = [[] for _ in self._free]  # The holes of each node as of the last `_tidy`.
         self._changed = set(range(len(self._free)))
 
     def num_free(self) -> int:
         return self._num_free
 
     def widest(self) -> int:
-        """The most free devices of a node."""
+        """Return the most free devices of a node."""
         self._tidy()
         return self._nodes.highest()
 
@@ -54,7 +54,7 @@ class Allocator:
         return group
 
     def num_free_of(self, node: Sequence[int]) -> int:
-        """How many of these devices are free."""
+        """Return how many of these devices are free."""
         return sum([device_id in self._free_beside(device_id) for device_id in node])
 
     def take_some(self, node: Sequence[int], most: int) -> None:
@@ -84,20 +84,21 @@ class Allocator:
         self._num_free -= len(devices)
 
     def _free_beside(self, device_id: int) -> set[int]:
-        """The free devices of its node."""
+        """Return the free devices of its node."""
         index = self._room.get(device_id)
         return set() if index is None else self._free[index]
 
     def _tidy(self) -> None:
         """Sort the nodes that have changed, and their holes, onto their shelves."""
         for index in self._changed:
-            free, names = self._free[index], self._names[index]
+            free = self._free[index]
+            names = self._names[index]
             for name in names:
                 self._holes.remove(name)
             if names:
                 self._nodes.remove(names[0])
             self._names[index] = names = []
-            end = -1  # Of the latest hole.
+            end = -1  # The end of the latest hole.
             for device_id in sorted(free):
                 if device_id >= end:
                     width = _buddy_width(free, device_id, 1)
@@ -164,11 +165,11 @@ class _Shelves:
         del self._shelf_of[name]
 
     def lowest(self, least: int) -> int | None:
-        """The lowest name on the first shelf, from this one on, that is not empty."""
+        """Return the lowest name on the first shelf, from this one on, that is not empty."""
         return next((heap[0] for shelf in sorted(self._heaps) if shelf >= least and (heap := self._heap(shelf))), None)
 
     def highest(self) -> int:
-        """The last shelf that is not empty; 0 if all are."""
+        """Return the last shelf that is not empty; 0 if all are."""
         return max((shelf for shelf in self._heaps if self._heap(shelf)), default=0)
 
     def _heap(self, shelf: int) -> list[int]:
@@ -186,7 +187,7 @@ def _is_free(free: set[int], first: int, width: int) -> bool:
 
 
 def _buddy_width(free: set[int], first: int, width: int) -> int:
-    """Width of the hole around a free aligned block."""
+    """Return the width of the hole around a free aligned block."""
     while _is_free(free, first - first % (2 * width), 2 * width):
         width *= 2
         first -= first % width
@@ -194,7 +195,7 @@ def _buddy_width(free: set[int], first: int, width: int) -> int:
 
 
 def nodes(devices: Iterable[DeviceView]) -> list[list[int]]:
-    """The ids of devices by pool, in which groups lie: by node, where all devices serve the same pipelines."""
+    """Return the ids of devices by pool, in which groups lie: by node, where all devices serve the same pipelines."""
     by_pool: dict[int, list[int]] = {}
     for device in devices:
         by_pool.setdefault(device.pool, []).append(device.device_id)

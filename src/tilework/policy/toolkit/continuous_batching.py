@@ -34,7 +34,7 @@ class DeviceQueue:
         return self.begun + self.waiting
 
     def add(self, job: JobView, has_begun: bool) -> None:
-        """A job that is dropped to best effort adds no load: it must wait for the others anyway."""
+        """Add a job. One that is dropped to best effort adds no load: it must wait for the others anyway."""
         (self.begun if has_begun else self.waiting).append(job)
         self.load_ns += 0 if job.dropped_to_best_effort else job.demand.run_ns
 
@@ -70,17 +70,17 @@ class ContinuousBatching(ABC):
 
     @abstractmethod
     def choose(self, queue: DeviceQueue, costs: CostModel, begin_ns: int) -> BatchChoice:
-        """The jobs of a queue, which has some, that make steps from `begin_ns` on; none only if some are late."""
+        """Choose the jobs of a queue, not empty, that make steps from `begin_ns` on; none only if some are late."""
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (1,)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """As if it were alone on its device."""
+        """Return the remaining work as if the request were alone on its device."""
         return demand_at(request, left, 1, costs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again."""
+        """Return the next starts. A plan that drops jobs to best effort starts nothing, and is asked for again."""
         starts: list[Start] = []
         late: list[tuple[int, str]] = []
         for queue in self._queues(view):
@@ -91,14 +91,15 @@ class ContinuousBatching(ABC):
             members: Sequence[JobView] = ()
             if queue.begun or queue.waiting:
                 choice = self.choose(queue, costs, max(now_ns, device.free_ns))
-                members, late = choice.members, late + list(choice.late)
+                members = choice.members
+                late += list(choice.late)
             starts += islice(self._starts(ended, members, device.device_id, costs), MOST_AHEAD)
         if late:
             return Plan(dropped_to_best_effort=tuple(late))
         return Plan(starts=tuple(starts), wake_ns=next_open_ns(view.devices, now_ns))
 
     def _queues(self, view: ClusterView) -> Sequence[DeviceQueue]:
-        """The queue of each device, with all its jobs that have remaining work and may be started."""
+        """Return the queue of each device, with all its jobs that have remaining work and may be started."""
         queues = {device.device_id: DeviceQueue(device, device.free_ns) for device in view.devices}
         new: list[JobView] = []
         former, self._device_of = self._device_of, {}
@@ -122,7 +123,7 @@ class ContinuousBatching(ABC):
     def _starts(
         self, ended: Sequence[JobView], members: Sequence[JobView], device_id: int, costs: CostModel
     ) -> Iterator[Start]:
-        """The last stages of the jobs that have made all steps, the stages of members before theirs, then the steps."""
+        """Yield the last stages of the jobs that have made all steps, the first stages of members, then the steps."""
         for job in ended:
             yield from start_at_once(job.left, job.job_id, device_id, "has made all its steps")
         for job in members:
@@ -139,7 +140,7 @@ class ContinuousBatching(ABC):
 
 
 def first_batch(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
-    """The first of these jobs, and all others that may make steps with those before them."""
+    """Return the first of these jobs, and all others that may make steps with those before them."""
     batch: list[JobView] = []
     for job in jobs:
         if may_join(batch, job, costs):
@@ -148,7 +149,7 @@ def first_batch(jobs: Iterable[JobView], costs: CostModel) -> list[JobView]:
 
 
 def may_join(batch: Sequence[JobView], job: JobView, costs: CostModel) -> bool:
-    """Whether a job may make steps with a batch; an empty batch takes any job."""
+    """Return whether a job may make steps with a batch; an empty batch takes any job."""
     if not batch:
         return True
     stage = job.left.stepped

@@ -12,7 +12,7 @@ _LEAST_GAIN = 0.25
 
 
 def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
-    """The speeds of degrees k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
+    """Return the speeds of degrees k with T(1) / (k T(k)) at least EFFICIENT. `speeds` are ascending, and not empty.
 
     Where a request does not fit on one device, the narrowest degree stands for the first.
 
@@ -22,12 +22,12 @@ def efficient_speeds(speeds: Sequence[Speed]) -> list[Speed]:
 
 
 def efficient_degree(speeds: Sequence[Speed]) -> int:
-    """The highest degree that is efficient: TridentServe's optimal one."""
+    """Return the highest degree that is efficient: TridentServe's optimal one."""
     return efficient_speeds(speeds)[-1].degree
 
 
 def best_doubling(speeds: Sequence[Speed]) -> int:
-    """The degree that DDiT calls B: up to it, each doubling pays. `speeds` are ascending, and not empty.
+    """Return the degree that DDiT calls B: up to it, each doubling pays. `speeds` are ascending, and not empty.
 
     Source: DDiT §4.2.3, eq. 4: z = 1 - T(k) / T(k / 2), and B the degree with the largest z. Taken literally, noise
     decides where speed-up is nearly linear (z of .48, .46, .43 gives 2 devices), and where no doubling gains anything,

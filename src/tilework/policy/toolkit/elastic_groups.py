@@ -57,7 +57,7 @@ class DevicePool:
         )
 
     def tasks(self) -> list[Task]:
-        """The running jobs and the head of the queue, by urgency. Raises UnknownCost."""
+        """Return the running jobs and the head of the queue, by urgency. Raises UnknownCost."""
         return tasks_at_hand(self.view, self.costs, self.now_ns)
 
     def is_ready(self, task: Task) -> bool:
@@ -119,7 +119,8 @@ class DevicePool:
         return Plan(starts=starts, wake_ns=next_open_ns(self.view.devices, self.now_ns))
 
     def _starts(self, placement: Placement) -> Iterable[Start]:
-        task, num_steps = placement.task, 0
+        task = placement.task
+        num_steps = 0
         if task.num_steps:
             num_steps = steps_in_chunk(task.num_steps, placement.speed.step_ns, self.chunk_ns)
         return task.starts(placement.group, num_steps, placement.why)

@@ -2,16 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, JobView
-from tilework.core.work import Plan, Start, Work
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.work import Group, Plan, Start, Work
 from tilework.cost.demand import usable_degree
-from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, Lane
+from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
+from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE, has_room
 from tilework.policy.toolkit.starts import steps_in_chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Devices of one node that serve one job at a time: steps on all of them, encode and decode on the first.
+
+    No device is in two lanes.
+    """
+
+    devices: tuple[DeviceView, ...]
+    ids: Group = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple([device.device_id for device in self.devices]))
+
+    @property
+    def num_works(self) -> int:
+        if len(self.devices) == 1:
+            return len(self.devices[0].works)
+        return max([len(device.works) for device in self.devices])
+
+    @property
+    def free_ns(self) -> int:
+        if len(self.devices) == 1:
+            return self.devices[0].free_ns
+        return max([device.free_ns for device in self.devices])
+
+
+def open_lanes(view: ClusterView, groups: Iterable[Group]) -> list[Lane]:
+    """Return the lanes of these groups that have room; under load most have none."""
+    open_devices = {device.device_id: device for device in view.devices if has_room(device)}
+    return [
+        Lane(tuple([open_devices[device_id] for device_id in group]))
+        for group in groups
+        if all(device_id in open_devices for device_id in group)
+    ]
+
+
+@dataclass(slots=True)
+class LaneDivision:
+    """All devices divided into lanes of `degree`; they are divided again only when devices join or are lost.
+
+    The remaining devices of a node are divided into narrower lanes.
+    """
+
+    degree: int = 1
+    _devices: Sequence[DeviceView] | None = field(default=None, init=False)
+    _lanes: Sequence[Lane] = field(default=(), init=False)
+
+    def is_of(self, devices: Sequence[DeviceView]) -> bool:
+        """Return whether the latest division is of these devices."""
+        return self._devices is devices
+
+    def lanes(self, devices: Sequence[DeviceView]) -> Sequence[Lane]:
+        if self._devices is not devices:
+            self._devices = devices
+            self._lanes = _divided(devices, self.degree)
+        return self._lanes
+
+
+def _divided(devices: Sequence[DeviceView], degree: int) -> list[Lane]:
+    """Return the devices of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
+    if degree == 1:
+        return [Lane((device,)) for device in devices]
+    by_id = {device.device_id: device for device in devices}
+    lanes = []
+    for node in nodes(devices):
+        allocator = Allocator([node])
+        width = degree
+        while width:
+            while group := allocator.take(width):
+                lanes.append(Lane(tuple([by_id[device_id] for device_id in group])))
+            width //= 2
+    return lanes
+
 
 Pick = tuple[JobView, str]
 """The job that a lane works on next, and why."""
@@ -53,7 +129,7 @@ class LanePlan:
         return Plan(starts=tuple(self.starts))
 
     def continued(self, lane: Lane) -> JobView | None:
-        """The job that the lane works on last, if some of its work remains to be started."""
+        """Return the job that the lane works on last, if some of its work remains to be started."""
         job = self._tails.get(lane.devices[0].device_id) or self._committed_tail(lane)
         if job is None:
             return None
@@ -74,7 +150,9 @@ class LanePlan:
     def _start(self, job: JobView, lane: Lane, why: str) -> None:
         """Append the next piece of `job` to `lane`: a stage without steps, or a chunk of steps."""
         cursor = self._cursors.get(job.job_id) or job.left
-        stage, degree, num_steps = cursor.stage, 1, 1
+        stage = cursor.stage
+        degree = 1
+        num_steps = 1
         assert stage is not None, f"job {job.job_id} has nothing left to start"
         if stage.has_steps:
             degree = usable_degree(job.request, len(lane.devices), self.costs)

@@ -24,9 +24,11 @@ def solve_knapsack(groups: Sequence[Sequence[Option]], capacity: int) -> list[in
 
     Source: TetriServe §4.2.2, Algorithm 1, lines 13-22.
     """
-    best, tables = [0] * (capacity + 1), []
+    best = [0] * (capacity + 1)
+    tables = []
     for options in reversed(groups):
-        after, choice = list(best), [-1] * (capacity + 1)
+        after = list(best)
+        choice = [-1] * (capacity + 1)
         for index, option in enumerate(options):
             for room in range(option.width, capacity + 1):
                 value = best[room - option.width] + option.value
@@ -48,7 +50,7 @@ def _read_back(groups: Sequence[Sequence[Option]], tables: list[list[int]], room
 
 
 def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) -> list[int | None]:
-    """As `solve_knapsack` where its table is small; else in O(options x log options), and not always the most value.
+    """Choose as `solve_knapsack` where its table is small; else in O(options x log options), not always the most value.
 
     Each group moves from nothing to ever wider options, those with the most value per device first, as far as they fit.
     That is the optimum without whole numbers, but for the one move that would be made in part: if each option fits
@@ -69,15 +71,18 @@ def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) ->
             moves.append((rank, group, level, width, option))
     moves.sort()
     chosen: list[int | None] = [None] * len(groups)
-    levels, room = [0] * len(groups), capacity
+    levels = [0] * len(groups)
+    room = capacity
     for _, group, level, width, option in moves:
         if width <= room and levels[group] == level:
-            levels[group], chosen[group], room = level + 1, option, room - width
+            levels[group] = level + 1
+            chosen[group] = option
+            room -= width
     return _fill(groups, chosen, room) if room else chosen
 
 
 def _hull(options: Sequence[Option]) -> list[tuple[float, int, int]]:
-    """The moves along the upper convex hull, from nothing on.
+    """Return the moves along the upper convex hull, from nothing on.
 
     Of each: minus the value that it gains per device, for sorting; the devices that it adds; the index of its option.
     """
@@ -112,5 +117,6 @@ def _fill(groups: Sequence[Sequence[Option]], chosen: list[int | None], room: in
     filled: dict[int, int] = {}
     for _, added, group, index in sorted(changes):
         if added <= room and group not in filled:
-            filled[group], room = index, room - added
+            filled[group] = index
+            room -= added
     return [filled.get(group, index) for group, index in enumerate(chosen)]

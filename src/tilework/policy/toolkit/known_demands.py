@@ -1,4 +1,4 @@
-"""What is known by class of requests: the remaining work at each degree, and whatever policies keep."""
+"""The knowledge by class of requests: the remaining work at each degree, and whatever policies keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilework.cost.demand import demands_at, quickest
 
 
 class ByClass(Bounded[Key, Value]):
-    """What is known by class of requests: a key is a class of requests or of steps, or a tuple that begins with one, or
+    """Values by class of requests: a key is a class of requests or of steps, or a tuple that begins with one, or
     with a pipeline.
     """
 
@@ -51,7 +51,7 @@ class Choices(NamedTuple):
         return Choices(degrees, demands, ordered, quickest(demands))
 
     def cheapest_in_time(self, budget_ns: int) -> Demand:
-        """The demand of the least device time within a budget; the quickest if none is."""
+        """Return the demand of the least device time within a budget; the quickest if none is."""
         for demand in self.ordered:
             if demand.run_ns <= budget_ns:
                 return demand
@@ -70,7 +70,7 @@ class KnownDemands:
     _known: ByClass[tuple[RequestClass, int, int], tuple[int, Choices]] = field(default_factory=ByClass)
 
     def of(self, request: Request, left: Cursor, costs: CostModel) -> Choices:
-        """Raises UnknownCost."""
+        """Return the choices of a request. Raises UnknownCost."""
         key = cost_key(request), left.position, len(left.itinerary.stages)
         version = costs.version_of(request)
         known = self._known.get(key)

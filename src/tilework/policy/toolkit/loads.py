@@ -1,4 +1,4 @@
-"""How long a device would load before it can run a job, and what its node has."""
+"""The loads of a device before it can run a job, and the components that its node has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilework.core.interfaces import ClusterView
 
 
 def loads_ns(view: ClusterView, device_id: int, left: Cursor) -> int:
-    """The loads of the stages that are left on this device, as if what it loads for one stayed for the others."""
+    """Return the time of all loads for the remaining stages, as if what is loaded for one stayed for the others."""
     if not view.needs_loads:
         return 0
     stages = [stage for stage, _ in left.pieces if stage.kind is DeviceKind.ACCELERATOR]
@@ -17,7 +17,7 @@ def loads_ns(view: ClusterView, device_id: int, left: Cursor) -> int:
 
 
 def at_node(view: ClusterView, node: int) -> tuple[Component, ...]:
-    """What the host of a node has, and what its devices have or are loading, which the host may have by then."""
+    """Return the components that a node's host has, and that its devices have or load: it may have them by then."""
     found = dict.fromkeys(view.kept_by_host(node))
     for device in view.on_node(node):
         found.update(dict.fromkeys(device.memory.components))

@@ -7,15 +7,12 @@ waits for two chunks at most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import compress
 from operator import attrgetter, ne
 
-from tilework.core.interfaces import ClusterView, DeviceView
+from tilework.core.interfaces import DeviceView
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Group
-from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
 
 _num_changes = attrgetter("num_changes")
 WORKS_PER_DEVICE = 2
@@ -23,12 +20,12 @@ LEAD_NS = 10 * NS_PER_MS
 
 
 def has_room(device: DeviceView) -> bool:
-    """Whether one more work may be queued on a device."""
+    """Return whether one more work may be queued on a device."""
     return len(device.works) < WORKS_PER_DEVICE
 
 
 def is_open(device: DeviceView, now_ns: int, lead_ns: int = LEAD_NS) -> bool:
-    """Whether a device is idle, or will be within `lead_ns`: it gets its next work now, so that no bubble opens.
+    """Return whether a device is idle, or will be within `lead_ns`: it gets its next work now, so that no bubble opens.
 
     At most one work may be in flight: with an encode, a chunk and a decode, three more are sent ahead.
     """
@@ -36,13 +33,13 @@ def is_open(device: DeviceView, now_ns: int, lead_ns: int = LEAD_NS) -> bool:
 
 
 def next_open_ns(devices: Iterable[DeviceView], now_ns: int) -> int | None:
-    """When the next device opens, unless it is by an event."""
+    """Return when the next device opens, unless it is by an event."""
     opens_ns = [device.free_ns - LEAD_NS for device in devices if len(device.works) == 1]
     return min((at_ns for at_ns in opens_ns if at_ns > now_ns), default=None)
 
 
 class DeviceChanges:
-    """Which devices have changed since they were last asked for, by their counters (`DeviceView.num_changes`)."""
+    """The devices that have changed since they were last asked for, by their counters (`DeviceView.num_changes`)."""
 
     __slots__ = ("_devices", "_num_changes")
 
@@ -51,18 +48,19 @@ class DeviceChanges:
         self._num_changes: list[int] = []
 
     def are_of(self, devices: Sequence[DeviceView]) -> bool:
-        """Whether these devices were asked for last; after devices have joined or were lost it is another object."""
+        """Return whether these devices were asked for last; after devices join or are lost it is another object."""
         return self._devices is devices
 
     def among(self, devices: Sequence[DeviceView]) -> Sequence[DeviceView]:
-        """Those of these devices that have changed since the latest call; all if others were asked for then."""
-        before, num_changes = self._num_changes, list(map(_num_changes, devices))
-        is_same, self._devices, self._num_changes = self._devices is devices, devices, num_changes
-        if not is_same:
+        """Return those of these devices that have changed since the latest call; all if others were asked for then."""
+        before = self._num_changes if self._devices is devices else None
+        self._devices = devices
+        self._num_changes = list(map(_num_changes, devices))
+        if before is None:
             return devices
-        if num_changes == before:
+        if self._num_changes == before:
             return ()
-        return list(compress(devices, map(ne, before, num_changes)))
+        return list(compress(devices, map(ne, before, self._num_changes)))
 
 
 class OpenDevices:
@@ -88,7 +86,9 @@ class OpenDevices:
             for device in devices:
                 sizes[device.node] = sizes.get(device.node, 0) + 1
             self.widest = max(sizes.values(), default=0)
-            self.soon, self._with_one, self._with_more = {}, [], []
+            self.soon = {}
+            self._with_one = []
+            self._with_more = []
         for device in self._changes.among(devices):
             self._look(device, now_ns)
         for heap in (self._with_one, self._with_more):
@@ -98,7 +98,8 @@ class OpenDevices:
                     self._look(device, now_ns)
 
     def _look(self, device: DeviceView, now_ns: int) -> None:
-        device_id, at_ns = device.device_id, device.free_ns - LEAD_NS
+        device_id = device.device_id
+        at_ns = device.free_ns - LEAD_NS
         if at_ns <= now_ns:
             self.soon[device_id] = device
             return
@@ -107,87 +108,16 @@ class OpenDevices:
 
     @property
     def has_open(self) -> bool:
-        """Whether any device `is_open`."""
+        """True if any device `is_open`."""
         return any(map(has_room, self.soon.values()))
 
     def open(self) -> list[DeviceView]:
-        """The devices that are open, by id."""
+        """Return the devices that are open, by id."""
         return [device for _, device in sorted(self.soon.items()) if has_room(device)]
 
     def next_open_ns(self) -> int | None:
-        """When the next device opens, unless it is by an event."""
+        """Return when the next device opens, unless it is by an event."""
         heap = self._with_one
         while heap and self.by_id[heap[0][1]].num_changes != heap[0][2]:
             heappop(heap)
         return heap[0][0] if heap else None
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Devices of one node that serve one job at a time: steps on all of them, encode and decode on the first.
-
-    No device is in two lanes.
-    """
-
-    devices: tuple[DeviceView, ...]
-    ids: Group = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", tuple([device.device_id for device in self.devices]))
-
-    @property
-    def num_works(self) -> int:
-        if len(self.devices) == 1:
-            return len(self.devices[0].works)
-        return max([len(device.works) for device in self.devices])
-
-    @property
-    def free_ns(self) -> int:
-        if len(self.devices) == 1:
-            return self.devices[0].free_ns
-        return max([device.free_ns for device in self.devices])
-
-
-def open_lanes(view: ClusterView, groups: Iterable[Group]) -> list[Lane]:
-    """The lanes of these groups that have room; under load most have none."""
-    open_devices = {device.device_id: device for device in view.devices if has_room(device)}
-    return [
-        Lane(tuple([open_devices[device_id] for device_id in group]))
-        for group in groups
-        if all(device_id in open_devices for device_id in group)
-    ]
-
-
-@dataclass(slots=True)
-class LaneDivision:
-    """All devices divided into lanes of `degree`; they are divided again only when devices join or are lost.
-
-    The remaining devices of a node are divided into narrower lanes.
-    """
-
-    degree: int = 1
-    _devices: Sequence[DeviceView] | None = field(default=None, init=False)
-    _lanes: Sequence[Lane] = field(default=(), init=False)
-
-    def is_of(self, devices: Sequence[DeviceView]) -> bool:
-        """Whether the latest division is of these devices."""
-        return self._devices is devices
-
-    def lanes(self, devices: Sequence[DeviceView]) -> Sequence[Lane]:
-        if self._devices is not devices:
-            self._devices, self._lanes = devices, _divided(devices, self.degree)
-        return self._lanes
-
-
-def _divided(devices: Sequence[DeviceView], degree: int) -> list[Lane]:
-    """The devices of each node in groups of `degree`, aligned ones first; then of half of that, and so on."""
-    if degree == 1:
-        return [Lane((device,)) for device in devices]
-    by_id, lanes = {device.device_id: device for device in devices}, []
-    for node in nodes(devices):
-        allocator, width = Allocator([node]), degree
-        while width:
-            while group := allocator.take(width):
-                lanes.append(Lane(tuple([by_id[device_id] for device_id in group])))
-            width //= 2
-    return lanes

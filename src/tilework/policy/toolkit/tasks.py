@@ -50,15 +50,16 @@ class Task:
         self.earliest_ns = self.finish_ns(self.fastest)
 
     def finish_ns(self, speed: Speed) -> int:
-        """When it ends if it runs at this speed from `ready_ns` on."""
+        """Return when it ends if it runs at this speed from `ready_ns` on."""
         return self.ready_ns + self.head_ns + self.num_steps * speed.step_ns + self.tail_ns
 
     def starts(self, group: Group, num_steps: int, why: str) -> Iterator[Start]:
-        """The stages before the steps, `num_steps` steps on the group, and the stages after them if these are the last.
+        """Yield the stages before the steps, `num_steps` steps on the group, and the stages after the last steps.
 
         Of several stages with steps only the next one makes steps.
         """
-        job_id, left = self.job.job_id, self.job.left
+        job_id = self.job.job_id
+        left = self.job.left
         assert left.stage is not None, f"job {job_id} has nothing left to start"
         yield from start_at_once(left, job_id, group[0], why)
         left = before_steps(left)
@@ -77,17 +78,18 @@ class Price(NamedTuple):
 
 
 class TaskPrices:
-    """What the remaining work of requests costs. It is looked up once for each class of them, of which there are few,
-    and again when the cost model has learned of such requests.
+    """The costs of the remaining work of requests. They are looked up once for each class, of which there are few, and
+    again when the cost model has learned of such requests.
     """
 
     def __init__(self) -> None:
         self._known: ByClass[tuple[StepClass, int, int, int], tuple[int, Price]] = ByClass()
 
     def of(self, request: Request, left: Cursor, max_degree: int, costs: CostModel) -> Price:
-        """Raises UnknownCost."""
+        """Return the price of the remaining work of a request. Raises UnknownCost."""
         position = left.position if left.itinerary.num_stepped > 1 else 0
-        key, version = (step_key(request), left.num_done, position, max_degree), costs.version_of(request)
+        key = (step_key(request), left.num_done, position, max_degree)
+        version = costs.version_of(request)
         known_version, price = self._known.get(key, _UNKNOWN)
         if price is not None and known_version == version:
             return price
@@ -113,11 +115,14 @@ class TaskReader:
         prices: TaskPrices | None = None,
     ) -> None:
         """`devices` are all that are up, by id. `prices` may be kept from one time to the next."""
-        self._devices, self._costs, self._max_degree, self._now_ns = devices, costs, max_degree, now_ns
+        self._devices = devices
+        self._costs = costs
+        self._max_degree = max_degree
+        self._now_ns = now_ns
         self._prices = prices or TaskPrices()
 
     def read(self, job: JobView) -> Task | None:
-        """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
+        """Return the task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
 
         Raises UnknownCost.
         """
@@ -140,13 +145,14 @@ class TaskReader:
 
 
 def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
-    """The running jobs and the most urgent waiting ones, in order of urgency."""
+    """Return the running jobs and the most urgent waiting ones, in order of urgency."""
     if not view.devices:
         return []
     sizes: dict[int, int] = {}
     for device in view.devices:
         sizes[device.node] = sizes.get(device.node, 0) + 1
-    devices, max_degree = {device.device_id: device for device in view.devices}, max(sizes.values())
+    devices = {device.device_id: device for device in view.devices}
+    max_degree = max(sizes.values())
     jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.devices))), key=by_urgency)
     reader = TaskReader(devices, costs, max_degree, now_ns)
     return [task for job in jobs if (task := reader.read(job)) is not None]

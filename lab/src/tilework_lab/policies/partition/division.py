@@ -1,4 +1,4 @@
-"""How many devices each bucket gets, and on which groups."""
+"""The number of devices of each bucket, and their groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ whether its requests are exact, which take one device each."""
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What some buckets get: `num_groups` groups of `degree` devices."""
+    """The devices of some buckets: `num_groups` groups of `degree` devices."""
 
     buckets: tuple[Bucket, ...]
     degree: int
@@ -23,7 +23,7 @@ class Cluster:
 
 
 def share(buckets: Sequence[Bucket], weights: Sequence[int], most: int) -> list[tuple[tuple[Bucket, ...], int]]:
-    """Buckets and their weights; neighbours are merged, the lightest first, until at most `most` are left."""
+    """Return buckets and their weights; neighbours are merged, the lightest first, until at most `most` are left."""
     shared: list[tuple[tuple[Bucket, ...], int]]
     shared = [((bucket,), max(1, weight)) for bucket, weight in zip(buckets, weights, strict=True)]
     while len(shared) > most:
@@ -47,7 +47,7 @@ def divide(weights: Sequence[int], total: int) -> list[int]:
 def clusters_by_weight(
     shared: Sequence[tuple[tuple[Bucket, ...], int]], degrees: Sequence[int], num_devices: int
 ) -> list[Cluster]:
-    """Clusters with devices in proportion to the weights, no group wider than its part."""
+    """Return clusters with devices in proportion to the weights, no group wider than its part."""
     parts = divide([weight for _, weight in shared], num_devices)
     narrowed = [min(degree, power_of_two(part)) for degree, part in zip(degrees, parts, strict=True)]
     counts = [part // degree for degree, part in zip(narrowed, parts, strict=True)]
@@ -57,7 +57,7 @@ def clusters_by_weight(
 def equal_clusters(
     shared: Sequence[tuple[tuple[Bucket, ...], int]], degrees: Sequence[int], num_devices: int
 ) -> list[Cluster]:
-    """Clusters with the same number of groups each."""
+    """Return clusters with the same number of groups each."""
     narrowed = list(degrees)
     while sum(narrowed) > num_devices:  # The first of the widest gives up half of its devices.
         index = max(range(len(narrowed)), key=lambda index: (narrowed[index], -index))
@@ -74,7 +74,7 @@ def _clusters(
 
 
 def cut_groups(clusters: Sequence[Cluster], allocator: Allocator) -> dict[Group, Cluster]:
-    """The groups of each cluster, the widest first; remaining devices go to the widest cluster that they fit."""
+    """Return the groups of each cluster, the widest first; remaining devices go to the widest cluster that they fit."""
     groups: dict[Group, Cluster] = {}
     by_width = sorted(clusters, key=lambda cluster: -cluster.degree)
     for cluster in by_width:
@@ -88,12 +88,12 @@ def cut_groups(clusters: Sequence[Cluster], allocator: Allocator) -> dict[Group,
 
 
 def _take(allocator: Allocator, width: int) -> Group:
-    """A group of this width, or of half of it, and so on; a device must be free."""
+    """Take a group of this width, or of half of it, and so on; a device must be free."""
     while (group := allocator.take(width)) is None:
         width //= 2
     return group
 
 
 def power_of_two(number: int) -> int:
-    """The largest power of two up to a number."""
+    """Return the largest power of two up to a number."""
     return 1 << (number.bit_length() - 1)

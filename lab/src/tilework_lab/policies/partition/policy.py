@@ -15,9 +15,9 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Group, Plan
 from tilework.cost.demand import Speed, demand_at, step_speeds, usable_degree
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
-from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
+from tilework.policy.toolkit.fixed_groups import Lane, LanePlan, Pick, open_lanes
 from tilework.policy.toolkit.known_demands import ByClass
-from tilework.policy.toolkit.open_devices import Lane, has_room, open_lanes
+from tilework.policy.toolkit.open_devices import has_room
 from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework_lab.policies.partition.division import (
     Bucket,
@@ -35,7 +35,7 @@ _MOST_CLASSES = 256
 
 @dataclass(slots=True)
 class BucketStats:
-    """How many requests of a bucket have begun, the device time that they take, and the speeds of the largest."""
+    """The requests of a bucket that have begun: their number, their device time, and the speeds of the largest."""
 
     count: int = 0
     device_ns: int = 0
@@ -45,7 +45,7 @@ class BucketStats:
 
 @dataclass(slots=True, kw_only=True)
 class Partition(ArrivalOrdered):
-    """Serve each bucket of requests in order of arrival on its own devices; a group keeps a request to its end.
+    """Serves each bucket of requests in order of arrival on its own devices; a group keeps a request to its end.
 
     `bucket_of` says which bucket a request belongs to, `degree_of` how wide the groups of a bucket should be. Devices
     are divided in proportion to what `weigh` makes of each bucket, at least one each; without it, each bucket gets the
@@ -84,7 +84,7 @@ class Partition(ArrivalOrdered):
         return demand_at(request, left, degree, costs)
 
     def _class_of(self, request: Request, costs: CostModel) -> tuple[Bucket, tuple[Speed, ...]]:
-        """The bucket and the speeds of a request; remembered, so that learned costs do not change its bucket."""
+        """Return the bucket and the speeds of a request; remembered, so that learned costs do not change its bucket."""
         key = step_key(request)
         found = self._classes.get(key)
         if found is None:
@@ -93,14 +93,20 @@ class Partition(ArrivalOrdered):
         return found
 
     def forget(self, pipeline: str, costs: CostModel) -> None:
-        """Devices are divided anew if that leaves a bucket without requests. Others keep what was learned of all."""
+        """Forget a pipeline.
+
+        Devices are divided anew if that leaves a bucket without requests. Others keep what was learned.
+        """
         self._classes.forget(pipeline)
         known = {bucket for bucket, _ in self._classes.values()}
         left = {bucket: stats for bucket, stats in self._stats.items() if bucket in known}
         if len(left) < len(self._stats):
-            self._stats, self._clusters, self._groups, self._divided_at = left, {}, {}, ()
+            self._stats = left
+            self._clusters = {}
+            self._groups = {}
+            self._divided_at = ()
 
-    # Which request is served where.
+    # The request that a group serves next.
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         if not any(has_room(device) for device in view.devices):
@@ -133,11 +139,12 @@ class Partition(ArrivalOrdered):
             queues.setdefault(bucket, deque()).append(job)
             stats = self._stats.setdefault(bucket, BucketStats())
             if job.request.shape.pixels > stats.pixels:
-                stats.pixels, stats.speeds = job.request.shape.pixels, speeds
+                stats.pixels = job.request.shape.pixels
+                stats.speeds = speeds
         return queues
 
     def _next_bucket(self, cluster: Cluster, queues: dict[Bucket, deque[JobView]]) -> Bucket | None:
-        """The bucket that a group serves next: of its own the one that waits longest; else, if it may, a wider one.
+        """Return the bucket that a group serves next: its own that waits longest; else, if it may, a wider one.
 
         The widest idle groups are asked first, so a request that could use a wider group has none that is idle.
         """
@@ -147,7 +154,7 @@ class Partition(ArrivalOrdered):
         wider = (bucket for bucket in sorted(queues) if queues[bucket] and bucket > cluster.buckets[-1])
         return next(wider, None) if self.borrows else None
 
-    # How devices are divided.
+    # The division of the devices.
 
     def _count(self, job: JobView, costs: CostModel) -> None:
         """Count a request when its first stage begins."""

@@ -20,7 +20,9 @@ from tilework_lab.policies.trident_baselines.policy import TridentBaseline
 
 
 def one_degree(degree: int | None = None) -> TridentBaseline:
-    """B1: all stages on every device, one degree for all, first in, first out. The paper calls it the scheme of xDiT.
+    """Build B1: all stages on every device, one degree for all, first in, first out.
+
+    The paper calls it the scheme of xDiT.
 
     `degree` is half of the optimal degree of the largest request; the digits are missing in our text. By this rule it
     is 4 for FLUX.1, CogVideoX1.5 and HunyuanVideo. For SD3 it is 1, while the paper's table 6, which has other optimal
@@ -30,7 +32,7 @@ def one_degree(degree: int | None = None) -> TridentBaseline:
 
 
 def buckets(shares: Mapping[int, float] | None = None) -> TridentBaseline:
-    """B2: all stages on every device, disjoint buckets by degree, each first in, first out.
+    """Build B2: all stages on every device, disjoint buckets by degree, each first in, first out.
 
     A request goes to the bucket of the optimal degree of its steps. `shares` is how many requests have each, in
     proportion: the devices that table 6 gives a degree say the same.
@@ -39,19 +41,19 @@ def buckets(shares: Mapping[int, float] | None = None) -> TridentBaseline:
 
 
 def own_degree() -> TridentBaseline:
-    """B3: all stages on every device, all at the optimal degree of the steps; first in, first out."""
+    """Build B3: all stages on every device, all at the optimal degree of the steps; first in, first out."""
     return TridentBaseline(layout=Layout(grouping="per_request"))
 
 
 def own_degree_shortest_first() -> TridentBaseline:
-    """B4: as B3, by the shortest remaining time, with aging."""
+    """Build B4: as B3, by the shortest remaining time, with aging."""
     return TridentBaseline(layout=Layout(grouping="per_request"), shortest_first=True)
 
 
 def pooled_buckets(
     shares: Mapping[int, float] | None = None, pools: Mapping[Role, float] | None = None
 ) -> TridentBaseline:
-    """B5: a pool of devices for each role, each pool in buckets by the optimal degree of the role, first in, first out.
+    """Build B5: a pool of devices for each role, in buckets by its optimal degree, each first in, first out.
 
     `shares` are those of B2, and divide the pool of D; the other pools follow what was seen. `pools` is the size of
     each pool, in proportion, as in table 7.
@@ -60,7 +62,8 @@ def pooled_buckets(
 
 
 def pooled_shortest_first(pools: Mapping[Role, float] | None = None) -> TridentBaseline:
-    """B6: a pool of devices for each role, each stage at its optimal degree; by the shortest remaining time, with
-    aging. `pools` are those of B5.
+    """Build B6: a pool of devices for each role, each stage at its optimal degree; by the shortest remaining time.
+
+    A job ages as in B4. `pools` are those of B5.
     """
     return TridentBaseline(layout=Layout(grouping="per_request", is_pooled=True, pools=pools), shortest_first=True)

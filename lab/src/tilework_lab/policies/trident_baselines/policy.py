@@ -12,16 +12,69 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView,
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import Group, NewPlacement, Plan, Start
 from tilework.cost.demand import shaped, usable_degree
-from tilework.policy.placement.footprints import footprint
+from tilework.policy.placement.feasible import Footprint
 from tilework.policy.placement.launch import Launch
+from tilework.policy.placement.profile import footprint
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.order import ArrivalOrdered, DeadlineOrder
-from tilework.policy.toolkit.wording import devices_text, needs
-from tilework_lab.policies.trident_baselines.aging import priority
+from tilework.policy.toolkit.starts import devices_text, needs
 from tilework_lab.policies.trident_baselines.layout import Layout, Line, Room, line_of, lines_text, narrowed
-from tilework_lab.policies.trident_baselines.memory import shortage, usable_bytes
 from tilework_lab.policies.trident_baselines.profiles import SeenRequests, works_ns
+
+SCALES = 4
+"""S: how many priorities late requests go through. Our number; the paper's is missing in our text."""
+
+
+def priority(end_ns: int, due_ns: int, best_ns: int) -> int:
+    """Return the priority of a request that would end at `end_ns` if it began now; a smaller one is served first.
+
+    0 if that is in time. Else the overtime is counted in whole times of `best_ns`, which the request takes at optimal
+    degrees: max(1, S - overtime), so that it rises as it waits, and 0 again from 2 S on.
+
+    Source: TridentServe appendix D.2, "SRTF with aging"; its formulas are missing in our text. That a request rises to
+    0 at last is ours: requests in time would pass it for ever.
+    """
+    if end_ns <= due_ns:
+        return 0
+    overtime = (end_ns - due_ns) // max(1, best_ns)
+    return 0 if overtime >= 2 * SCALES else max(1, SCALES - overtime)
+
+
+_BYTES_PER_GB = 1e9
+
+
+def usable_bytes(devices: Iterable[DeviceView]) -> int | None:
+    """Return the memory of the smallest device; None if none has a limit."""
+    return min((size for one in devices if (size := one.memory.total_bytes) is not None), default=None)
+
+
+def needed_bytes(footprint: Footprint, roles: Sequence[Role], degree: int) -> int:
+    """Return the need of a device in a group of this degree: the weights of these roles, and their largest activation.
+
+    Each role runs on as much of the group as it was profiled for.
+    """
+    weights = sum(footprint.weights.get(role, 0) for role in roles)
+    return weights + max(_activation_bytes(footprint, role, degree) for role in roles)
+
+
+def _activation_bytes(footprint: Footprint, role: Role, degree: int) -> int:
+    profiled = footprint.activations.get(role, {1: 0})
+    return profiled[max((one for one in profiled if one <= degree), default=min(profiled))]
+
+
+def shortage(footprint: Footprint, roles: Sequence[Role], degree: int) -> str | None:
+    """Return why a request cannot be served at this degree, in words; None if it can."""
+    needed = needed_bytes(footprint, roles, degree)
+    if needed <= footprint.usable_bytes:
+        return None
+    weights = sum(footprint.weights.get(role, 0) for role in roles)
+    return (
+        f"it needs {needed / _BYTES_PER_GB:.1f} GB on each device at degree {degree}, of which the weights of "
+        f"{'+'.join(roles)} are {weights / _BYTES_PER_GB:.1f} GB, and a device has "
+        f"{footprint.usable_bytes / _BYTES_PER_GB:.1f} GB"
+    )
+
 
 Route = tuple[int, int]
 """The index of a line, and the degree of a request's group there."""
@@ -32,7 +85,7 @@ _DUE = DeadlineOrder()
 
 @dataclass(slots=True, kw_only=True)
 class TridentBaseline(ArrivalOrdered):
-    """Serve requests on a static layout of devices, each line in its order; the first that finds no group blocks it.
+    """Serves requests on a static layout of devices, each line in its order; the first that finds no group blocks it.
 
     Where all stages are on each device, a request holds its group from its first stage to its last. Else it holds a
     group of a pool for the stages of one role, and its state moves to the next pool. All steps are one work, so no
@@ -61,7 +114,7 @@ class TridentBaseline(ArrivalOrdered):
     _routes: ByClass[tuple[RequestClass, Role], Route] = field(
         default_factory=partial(ByClass, _MOST_ROUTES), init=False
     )
-    _jobs: dict[int, tuple[int, Route]] = field(default_factory=dict, init=False)  # By id: its progress, and its route.
+    _jobs: dict[int, tuple[int, Route]] = field(default_factory=dict, init=False)  # Progress and route of a job, by id.
     _num_waiting: int = field(default=0, init=False)
     _held: dict[int, Group] = field(default_factory=dict, init=False)
 
@@ -69,13 +122,14 @@ class TridentBaseline(ArrivalOrdered):
         return (usable_degree(request, self._route(request, Role.D, costs)[1], costs),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The remaining work as it will run, but on one group: others of it are free while stages have other pools."""
+        """Return the remaining work as it will run, but on one group: it is free while stages have other pools."""
         (degree,) = self.degrees(request, costs)
 
         def degree_of(role: Role) -> int:
             return degree if self._holds or role is Role.D else self._route(request, role, costs)[1]
 
-        ends_ns, run_ns = list[int](), 0
+        ends_ns: list[int] = []
+        run_ns = 0
         for _, work_ns in works_ns(request, left, costs, degree_of, holds=self._holds):
             run_ns += work_ns
             ends_ns.append(run_ns)
@@ -84,11 +138,11 @@ class TridentBaseline(ArrivalOrdered):
 
     @property
     def _holds(self) -> bool:
-        """Whether all stages are on each device."""
+        """True if all stages are on each device."""
         return self._lines[0].kind is PlacementType.EDC if self._lines else not self.layout.is_pooled
 
     def _route(self, request: Request, role: Role, costs: CostModel) -> Route:
-        """Where the stages of a role run. Before there is a line for the role, at the optimal degree."""
+        """Return where the stages of a role run. Before there is a line for the role, at the optimal degree."""
         leader = Role.D if self._holds else role
         key = cost_key(request), leader
         found = self._routes.get(key)
@@ -124,7 +178,8 @@ class TridentBaseline(ArrivalOrdered):
 
     def forget(self, pipeline: str, costs: CostModel) -> None:
         if self._seen.forget(pipeline):  # The layout was for its requests, too.
-            self._lines, self._laid_out = (), None
+            self._lines = ()
+            self._laid_out = None
             self._jobs.clear()
             self._routes.clear()
         self._routes.forget(pipeline)
@@ -147,7 +202,7 @@ class TridentBaseline(ArrivalOrdered):
         return True
 
     def _news(self) -> NewPlacement | None:
-        """The layout, if it was not told yet."""
+        """Return the layout, if it was not told yet."""
         if self._told is self._lines:
             return None
         self._told = self._lines
@@ -155,7 +210,7 @@ class TridentBaseline(ArrivalOrdered):
         return NewPlacement(groups=tuple(groups), why=f"a static layout: {lines_text(self._lines)}")
 
     def _failures(self, jobs: Iterable[JobView], view: ClusterView, costs: CostModel) -> tuple[tuple[int, str], ...]:
-        """The jobs that do not fit onto the devices of their lines, each with the reason."""
+        """Return the jobs that do not fit onto the devices of their lines, each with the reason."""
         total = usable_bytes(view.devices)
         if total is None:
             return ()
@@ -196,7 +251,7 @@ class TridentBaseline(ArrivalOrdered):
                 yield from self._launched(job, line, group, costs, now_ns)
 
     def _idle(self, view: ClusterView) -> set[int]:
-        """The devices that no work is on, and no request holds."""
+        """Return the devices that no work is on, and no request holds."""
         self._held = {
             job_id: group for job_id, group in self._held.items() if (job := view.job(job_id)) is not None and job.works
         }
@@ -204,7 +259,7 @@ class TridentBaseline(ArrivalOrdered):
         return idle.difference(*self._held.values())
 
     def _route_of(self, job: JobView, costs: CostModel) -> Route:
-        """The route of a waiting job's next stages: looked up once for each of its stages, since many may wait."""
+        """Return the route of a waiting job's next stages, looked up once for each of its stages: many may wait."""
         position = job.left.position
         known = self._jobs.get(job.job_id)
         if known is None or known[0] != position:
@@ -223,7 +278,7 @@ class TridentBaseline(ArrivalOrdered):
         return first, run_ns, job.urgency_ns, job.job_id
 
     def _launched(self, job: JobView, line: Line, group: Group, costs: CostModel, now_ns: int) -> Sequence[Start]:
-        """The stages of a job that run on the devices of a line."""
+        """Return the stages of a job that run on the devices of a line."""
         used = group[: usable_degree(job.request, len(group), costs)] if line.leader is Role.D else group
         launch = Launch((job.job_id,), job.request, job.left, costs, self._why(job, used, costs, now_ns))
         for role in line.kind.roles:

@@ -1,4 +1,4 @@
-"""What requests take at their optimal degrees, by role, and what was asked for so far."""
+"""The time of requests at their optimal degrees, by role, and the requests that were seen so far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Profile:
 def works_ns(
     request: Request, left: Cursor, costs: CostModel, degree_of: Callable[[Role], int], *, holds: bool
 ) -> Iterator[tuple[Stage, int]]:
-    """The time of each remaining stage on groups of these degrees, as `Launch` starts it; CPU slots included.
+    """Yield the time of each remaining stage on groups of these degrees, as `Launch` starts it; CPU slots included.
 
     With `holds`, stages without steps run on as much of the group as was profiled; else on what is optimal for them.
     Raises UnknownCost.
@@ -49,15 +49,17 @@ def works_ns(
             launch.left = launch.left.advanced(launch.left.num_left_here)
             yield stage, costs.work_ns(stage, (request,), 1)
             continue
-        num_before, degree = len(launch.starts), degree_of(role)
+        num_before = len(launch.starts)
+        degree = degree_of(role)
         launch.run(role, tuple(range(degree)), degree if holds else None)
         for start in launch.starts[num_before:]:
             yield start.stage, costs.work_ns(start.stage, (request,), len(start.devices), start.num_steps)
 
 
 def profile_of(request: Request, costs: CostModel) -> Profile:
-    """The profile of a request. Raises UnknownCost."""
-    start, graph = costs.start(request), costs.graph(request.pipeline)
+    """Return the profile of a request. Raises UnknownCost."""
+    start = costs.start(request)
+    graph = costs.graph(request.pipeline)
     optimal: dict[Role, list[tuple[bool, int]]] = {}
     for stage in start.itinerary.stages:
         role = role_of(graph, stage)
@@ -78,7 +80,7 @@ def profile_of(request: Request, costs: CostModel) -> Profile:
 
 @dataclass(slots=True)
 class SeenRequests:
-    """What was asked for: how many requests of each class, and their profile. Of very many classes the newest count.
+    """The requests that were seen: the number of each class, and its profile. Of very many classes the newest count.
 
     Profiles are remembered, so that learned costs move no request to another group.
     """
@@ -101,21 +103,21 @@ class SeenRequests:
 
     @property
     def occasion(self) -> tuple[int, int]:
-        """Changes when a class comes for the first time, and when the number of requests has doubled."""
+        """Key that changes when a class comes for the first time, and when the number of requests has doubled."""
         return len(self._classes), self.num.bit_length()
 
     def profile(self, request: Request, costs: CostModel) -> Profile:
-        """The profile of a request, which may be new. Raises UnknownCost."""
+        """Return the profile of a request, which may be new. Raises UnknownCost."""
         found = self._classes.get(cost_key(request))
         return profile_of(request, costs) if found is None else found[0]
 
     def largest(self) -> Profile:
-        """The profile of a request of the most pixels; there must be one."""
+        """Return the profile of a request of the most pixels; there must be one."""
         key = max(self._classes, key=lambda key: key.step.shape.pixels)
         return self._classes[key][0]
 
     def shares(self, role: Role) -> dict[int, float]:
-        """How many requests have each optimal degree of a role."""
+        """Return how many requests have each optimal degree of a role."""
         found: dict[int, float] = {}
         for profile, count in self._classes.values():
             degree = profile.degrees.get(role)
@@ -124,7 +126,7 @@ class SeenRequests:
         return found
 
     def mean_ns(self) -> dict[Role, float]:
-        """The mean time of a request in each role at optimal degrees, at least a nanosecond."""
+        """Return the mean time of a request in each role at optimal degrees, at least a nanosecond."""
         total: dict[Role, float] = {}
         for profile, count in self._classes.values():
             for role, run_ns in profile.run_ns.items():

@@ -23,24 +23,23 @@ from tilework.cost.demand import demand_at
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.placement.utilisation import UtilisationRule, proportional
-from tilework.policy.published.onepiece.modes import Mode, narrowed
 from tilework.policy.published.onepiece.node_manager import Divide, NodeManager
 from tilework.policy.published.onepiece.services import Service, Services
-from tilework.policy.published.onepiece.traffic import Traffic
+from tilework.policy.published.onepiece.traffic import Mode, Traffic, narrowed
 from tilework.policy.toolkit.order import ArrivalOrdered
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.starts import devices_text
 
 _SPARE_HOPS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class OnePieceDispatch(ArrivalOrdered):
-    """Serve the oldest request first on instances of its next stage.
+    """Serves the oldest request first on instances of its next stage.
 
     Deadlines, weights and tenants are ignored. All steps of a request are one work, so none is interrupted.
 
     Source: OnePiece §4.3 (pull), §4.5 (round robin), §8.2 (instances change their stage). Departures, beside those of
-    `node_manager`, `services` and `modes`:
+    `node_manager`, `services` and `traffic`:
 
     - A request that is lost between two stages, with its device, is served again; the paper drops it (§9).
     - The paper has one kind of requests per workflow. Here sizes differ, so that a request takes as many workers of an
@@ -65,7 +64,7 @@ class OnePieceDispatch(ArrivalOrdered):
     _manager: NodeManager = field(init=False)
     _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
     _num_waiting: int = field(default=0, init=False)
-    _hops: dict[int, tuple[int, Group]] = field(default_factory=dict, init=False)  # By id: position, and instance.
+    _hops: dict[int, tuple[int, Group]] = field(default_factory=dict, init=False)  # Position and instance of a job.
     _turns: Counter[Service] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return (self._traffic.degrees(request, costs).get(Role.D, 1),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        """The remaining work, as if one group did all of it."""
+        """Return the remaining work, as if one group did all of it."""
         (degree,) = self.degrees(request, costs)
         return demand_at(request, left, degree, costs)
 
@@ -104,11 +103,12 @@ class OnePieceDispatch(ArrivalOrdered):
         return Plan(starts=starts, placement=self._manager.take_news(), wake_ns=self._manager.wake_ns())
 
     def _accepted(self, requests: Sequence[Request], costs: CostModel, now_ns: int) -> None:
-        """Requests were accepted, and what is for what is known."""
+        """Take note of requests that were accepted, once instances have their services."""
 
     def _note(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel) -> list[Request]:
-        """The requests that came since the latest plan; those that begin on a CPU slot come with the next one that
-        does not.
+        """Count the requests that came since the latest plan, and return them.
+
+        Those that begin on a CPU slot come with the next one that does not.
         """
         end = max((job.job_id + 1 for job in waiting), default=0)
         new = [job.request for one in range(self._next_id, end) if (job := view.job(one)) is not None]
@@ -125,8 +125,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return self._traffic.services.of(job.request.pipeline, role)
 
     def _starts(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> Iterator[Start]:
-        """The oldest first on idle workers of its instance, or of any of its service: the one with the fewest that are
-        enough.
+        """Start the oldest first on idle workers of its instance, or of any of its service: the fewest that are enough.
 
         If there are too few, an instance is held for it, so that it becomes free for it: of any, the one with the most.
         """
@@ -139,7 +138,8 @@ class OnePieceDispatch(ArrivalOrdered):
         }
         for job in waiting:
             service = self._service_of(job, costs)
-            own, others = self._instance_of(job, service), open_to[service]
+            own = self._instance_of(job, service)
+            others = open_to[service]
             usable = others if own is None else [one for one in others if one == own]
             if not usable:
                 continue
@@ -157,10 +157,11 @@ class OnePieceDispatch(ArrivalOrdered):
             yield from launch.starts
 
     def _instance_of(self, job: JobView, service: Service) -> Group | None:
-        """The instance that a request was handed on to, chosen now if it was not yet; None if any may take it."""
+        """Return the instance that a request is handed on to, chosen now if it was not yet; None if any may take it."""
         if not self.in_turn or not job.last_devices:
             return None
-        known, instances = self._hops.get(job.job_id), self._manager.instances
+        known = self._hops.get(job.job_id)
+        instances = self._manager.instances
         if known is not None and known[0] == job.left.position and instances.get(known[1]) == service:
             return known[1]
         others = self._manager.of(service)
@@ -174,8 +175,9 @@ class OnePieceDispatch(ArrivalOrdered):
         return instance
 
     def _degrees(self, job: JobView, service: Service, instance: Group, costs: CostModel) -> dict[Role, int]:
-        """How many workers of an instance a request gets for each role of a service."""
-        request, services = job.request, self._traffic.services
+        """Return how many workers of an instance a request gets for each role of a service."""
+        request = job.request
+        services = self._traffic.services
         return {
             role: narrowed(role, run.degree, len(instance), request, costs)
             for role, run in self._traffic.runs(request, costs).items()
@@ -186,7 +188,7 @@ class OnePieceDispatch(ArrivalOrdered):
         return max(self._degrees(job, service, instance, costs).values())
 
     def _launch(self, job: JobView, service: Service, instance: Group, idle: Sequence[int], costs: CostModel) -> Launch:
-        """The stages of a job that a service has, on the first of these workers."""
+        """Return the stages of a job that a service has, on the first of these workers."""
         degrees = self._degrees(job, service, instance, costs)
         why = f"has waited longest for {service}; it gets {devices_text(max(degrees.values()))}"
         launch = Launch((job.job_id,), job.request, job.left, costs, why)

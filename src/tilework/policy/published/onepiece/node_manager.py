@@ -27,11 +27,11 @@ from tilework.policy.placement.utilisation import Use, UtilisationRule, proporti
 from tilework.policy.published.onepiece.services import Service
 from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.toolkit.buddy_allocator import nodes
-from tilework.policy.toolkit.open_devices import LaneDivision
-from tilework.policy.toolkit.wording import devices_text
+from tilework.policy.toolkit.fixed_groups import LaneDivision
+from tilework.policy.toolkit.starts import devices_text
 
 Divide = Callable[[Mapping[Service, float], int], Mapping[Service, int]]
-"""How many of this many instances each service gets, by the device time that the traffic takes of each."""
+"""Division of a number of instances among services, by the device time that the traffic takes of each."""
 
 _NO_DEVICES: Sequence[DeviceView] = ()
 _IDLE = "idle"
@@ -58,15 +58,17 @@ class NodeManager:
     _devices: Sequence[DeviceView] = field(default=_NO_DEVICES, init=False)
     _of_device: dict[int, Group] = field(default_factory=dict, init=False)
     _occasion: tuple[int, int] = field(default=(0, 0), init=False)
-    _is_cut: bool = field(default=False, init=False)  # Whether the latest look cut the devices anew.
-    _has_lost: bool = field(default=False, init=False)  # Whether a service has gone since the latest update.
-    _was_for: dict[int, Service | None] = field(default_factory=dict, init=False)  # By device, as of the latest cut.
+    _is_cut: bool = field(default=False, init=False)  # True if the latest look cut the devices anew.
+    _has_lost: bool = field(default=False, init=False)  # True if a service has gone since the latest update.
+    _was_for: dict[int, Service | None] = field(
+        default_factory=dict, init=False
+    )  # Services at the latest cut, by device.
     _told: dict[Group, Service | None] = field(default_factory=dict, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)  # Why instances have changed since they were told.
     _news: NewPlacement | None = field(default=None, init=False)
     _waiting: Counter[Service] = field(default_factory=Counter, init=False)
     _since_ns: int | None = field(default=None, init=False)  # The begin of this window.
-    _has_tried: bool = field(default=False, init=False)  # Whether a window has ended.
+    _has_tried: bool = field(default=False, init=False)  # True if a window has ended.
     _looked_ns: int = field(default=0, init=False)
     _noted_ns: int = field(default=0, init=False)
     _num_changes: dict[int, int] = field(default_factory=dict, init=False)
@@ -77,20 +79,20 @@ class NodeManager:
     _ends_ns: dict[Service, list[int]] = field(default_factory=dict, init=False)
 
     def of(self, service: Service) -> list[Group]:
-        """The instances of a service, in order."""
+        """Return the instances of a service, in order."""
         return [one for one, own in self.instances.items() if own == service]
 
     def num_workers(self, service: Service) -> int:
-        """How many devices a service has."""
+        """Return how many devices a service has."""
         return sum(len(one) for one in self.of(service))
 
     def take_news(self) -> NewPlacement | None:
-        """The new placement that no plan has told yet; None if there is none."""
+        """Return the new placement that no plan has told yet; None if there is none."""
         news, self._news = self._news, None
         return news
 
     def wake_ns(self) -> int | None:
-        """When this window ends, if there is something to do until then."""
+        """Return when this window ends, if there is something to do until then."""
         is_at_work = self._waiting.total() > 0 or any(device.works for device in self._devices)
         return self._since_ns + self.rule.window_ns if is_at_work and self._since_ns is not None else None
 
@@ -99,7 +101,8 @@ class NodeManager:
         served = self.traffic.services.all()
         if all(one in served for one in self.services):
             return
-        self._has_lost, self._told = True, {}
+        self._has_lost = True
+        self._told = {}
         self.services = [one for one in self.services if one in served]
         self.instances = {one: own if own in served else None for one, own in self.instances.items()}
         self._was_for = {one: own for one, own in self._was_for.items() if own in served}
@@ -118,7 +121,7 @@ class NodeManager:
         self._ends_ns.setdefault(service, []).append(end_ns)
 
     def status(self, now_ns: int) -> list[PlacementStatus]:
-        """What each service did in this window. Times are of the latest look."""
+        """Return what each service did in this window. Times are of the latest look."""
         since_ns = self._since_ns or 0
         return [
             PlacementStatus(
@@ -228,7 +231,7 @@ class NodeManager:
         self._noted_ns = now_ns
 
     def _uses(self) -> dict[Service, Use]:
-        """What each service that has instances did in this window, up to when it was noted."""
+        """Return what each service that has instances did in this window, up to when it was noted."""
         nums = Counter(self.instances.values())
         asked_ns = self._used_ns + self._refused_ns
         return {one: Use(nums[one], asked_ns[one] / max(1, self._had_ns[one])) for one in self.services if nums[one]}
@@ -238,13 +241,15 @@ class NodeManager:
     def _end_window(self, now_ns: int) -> None:
         """Let the rule decide, and begin the next window."""
         self._note_time(now_ns)
-        uses, num_idle = self._uses(), sum(own is None for own in self.instances.values())
+        uses = self._uses()
+        num_idle = sum(own is None for own in self.instances.values())
         change = self.rule.reassignment(uses, num_idle) if self.moves else None
         if change is not None:
             for giver in change.givers:
                 self.instances[self._least_used(giver)] = change.to
             self._reasons.append(change.why)
-        self._has_tried, self._since_ns = True, now_ns
+        self._has_tried = True
+        self._since_ns = now_ns
         for counter in (self._used_ns, self._refused_ns, self._had_ns):
             counter.clear()
         self._ends_ns = {one: [at_ns for at_ns in ends if at_ns > now_ns] for one, ends in self._ends_ns.items()}
@@ -253,7 +258,8 @@ class NodeManager:
     def _give_one(self, service: Service, now_ns: int) -> None:
         """Give a service without instances one. There are as many instances as services, so one can be spared."""
         self._note_time(now_ns)
-        giver, what = None, "an idle instance"
+        giver = None
+        what = "an idle instance"
         if None not in self.instances.values():
             uses = self._uses()
             may = [one for one, use in uses.items() if use.num_instances > 1 or not (use.share or self._waiting[one])]
@@ -263,7 +269,7 @@ class NodeManager:
         self._reasons.append(f"a request waits for {service}, which has no instance; it gets {what}")
 
     def _least_used(self, service: Service | None) -> Group:
-        """Of the instances of a service, or of the idle ones, one with the fewest busy devices, the last of equals."""
+        """Return the instance of a service, or the idle one, with the fewest busy devices, the last of equals."""
         return min(
             [one for one, own in self.instances.items() if own == service],
             key=lambda one: (sum(device_id in self._busy_since_ns for device_id in one), -one[0]),

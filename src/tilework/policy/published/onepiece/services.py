@@ -1,4 +1,4 @@
-"""Which stages have instances of their own, and which share them.
+"""The services: stages that have instances of their own, and stages that share them.
 
 Theory of operation. The stages of one role of a pipeline (`placement.roles`) are one service, and pipelines whose
 stages have the same weights share it: an encoder that two models have in common is served once. If that makes more
@@ -50,7 +50,8 @@ class Services:
         """Learn the services of a pipeline. Raises UnknownCost."""
         if pipeline in self._own:
             return
-        graph, found = costs.graph(pipeline), dict[Role, set[str]]()
+        graph = costs.graph(pipeline)
+        found: dict[Role, set[str]] = {}
         for stage in graph.stages:
             if (role := role_of(graph, stage)) is not None:
                 found.setdefault(role, set()).update(one.digest for one in costs.components(stage))
@@ -58,7 +59,7 @@ class Services:
         self._divide()
 
     def forget(self, pipeline: str) -> None:
-        """A pipeline is served no more."""
+        """Forget a pipeline, which is served no more."""
         self._own.pop(pipeline, None)
         left = {service for roles in self._own.values() for service in roles.values()}
         self._known = {key: service for key, service in self._known.items() if service in left}
@@ -80,15 +81,15 @@ class Services:
         self._now = next((one for one in (self._own, by_role) if len(_all_of(one)) <= self._num_instances), as_one)
 
     def knows(self, pipeline: str) -> bool:
-        """Whether a request of a pipeline was seen."""
+        """Return whether a request of a pipeline was seen."""
         return pipeline in self._own
 
     def all(self) -> Sequence[Service]:
-        """All services, in the order in which requests for them came: no more than instances, if there is one."""
+        """Return all services, in the order of the first requests for them: no more than instances, if there is one."""
         return _all_of(self._now)
 
     def of(self, pipeline: str, role: Role) -> Service:
-        """The service of a role of a pipeline that was seen."""
+        """Return the service of a role of a pipeline that was seen."""
         return self._now[pipeline][role]
 
 

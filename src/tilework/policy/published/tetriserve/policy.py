@@ -11,12 +11,10 @@ from tilework.core.request import RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.demand import Speed
-from tilework.policy.published.tetriserve.round import Round
 from tilework.policy.published.tetriserve.round_length import ClassBudget, RoundSearch
-from tilework.policy.published.tetriserve.round_plan import RoundPlan
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
+from tilework.policy.published.tetriserve.round_plan import Round, RoundPlan
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.order import DeadlinePolicy, late_jobs
 from tilework.policy.toolkit.tasks import Task, tasks_at_hand
 
 _MOST_CLASSES = 8
@@ -26,7 +24,7 @@ _SOONEST, _LATEST = 4, 256
 
 @dataclass(slots=True, kw_only=True)
 class TetriServe(DeadlinePolicy):
-    """Plan in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
+    """Plans in rounds: everything that runs in one is decided at its beginning (see `RoundPlan`).
 
     A round ends early when an arrival finds all devices idle and no job waits for its end. The length of a round
     follows from the requests seen lately (see `RoundSearch`), unless `round_ns` fixes it. The last `margin_ns` of each
@@ -54,7 +52,9 @@ class TetriServe(DeadlinePolicy):
     def forget(self, pipeline: str, costs: CostModel) -> None:
         DeadlinePolicy.forget(self, pipeline, costs)  # Dataclasses with slots know no super().
         if self._budgets.forget(pipeline):  # The length was for its requests, too.
-            self._search, self._chosen_ns, self._age = None, 0, _LATEST
+            self._search = None
+            self._chosen_ns = 0
+            self._age = _LATEST
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         is_over = now_ns >= self._end_ns or _is_abandoned(view) or (self.ends_early and _is_idle(view))
@@ -71,12 +71,13 @@ class TetriServe(DeadlinePolicy):
         return Plan(starts=starts, wake_ns=self._end_ns)
 
     def _adapted_round_ns(self, tasks: Sequence[Task]) -> int:
-        """The length chosen last; when request classes have changed, it is searched again, a piece in each round."""
+        """Return the length chosen last; when request classes change, it is searched again, a piece in each round."""
         self._has_news |= self._remember(tasks)
         self._age += 1
         if self._search is None and self._age >= (_SOONEST if self._has_news else _LATEST):
             self._search = RoundSearch(list(self._budgets.values()), self.margin_ns, self.ends_early)
-            self._has_news, self._age = False, 0
+            self._has_news = False
+            self._age = 0
         if self._search is not None:
             self._search.proceed()
             if self._search.is_over or not self._chosen_ns:
@@ -108,7 +109,7 @@ class TetriServe(DeadlinePolicy):
 
 
 def _differ(old: Sequence[Speed], new: Sequence[Speed]) -> bool:
-    """Whether the length of a round should be searched again: other degrees, or steps that changed by more than 1%."""
+    """Return whether to search the length of a round again: other degrees, or steps that changed by more than 1%."""
     if len(old) != len(new):
         return True
     return any(abs(one.step_ns - other.step_ns) > 0.01 * one.step_ns for one, other in zip(old, new, strict=True))
@@ -119,5 +120,5 @@ def _is_idle(view: ClusterView) -> bool:
 
 
 def _is_abandoned(view: ClusterView) -> bool:
-    """Whether all devices are idle, and no waiting job has its state on some of them."""
+    """Return whether all devices are idle, and no waiting job has its state on some of them."""
     return _is_idle(view) and not any(job.last_devices for job in view.waiting())

@@ -11,10 +11,14 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.demand import Speed
 
 _SHORTEST_NS, _LONGEST_NS = 100 * NS_PER_MS, 2 * NS_PER_S
-_WAIT, _WAIT_IF_EARLY, _TAIL_IF_EARLY, _MISSED_WEIGHT = 1.5, 1.0, 0.5, 2.0
+_WAIT = 1.5
+_WAIT_IF_EARLY = 1.0
+_TAIL_IF_EARLY = 0.5
+_MISSED_WEIGHT = 2.0
 _NEARLY_AS_GOOD = 1.02
 _ROOM_FOR_ERRORS = 1.02
-_GRID, _TRIALS_AT_ONCE = 8, 64  # One length in eight is in the coarse grid; lengths x classes tried at once.
+_GRID = 8  # One length in eight is in the coarse grid.
+_TRIALS_AT_ONCE = 64  # Lengths x classes.
 _BUCKETS_NS = [
     ceil(1.05 ** (index + 0.5))
     for index in range(round(log(_SHORTEST_NS) / log(1.05)), round(log(_LONGEST_NS) / log(1.05)))
@@ -31,7 +35,7 @@ class ClassBudget:
 
 
 def whole_steps(speeds: Sequence[Speed], round_ns: int, margin_ns: int) -> tuple[Speed, ...]:
-    """The time of steps if only whole ones run in a round: the tail of the round is shared among them.
+    """Return the time of steps if only whole ones run in a round: the tail of the round is shared among them.
 
     A step that is longer than a round keeps its devices to the end of the round in which it ends.
     """
@@ -87,14 +91,16 @@ class RoundSearch:
         del self._left[:count]
 
     def best_ns(self) -> int:
-        """The best length of those tried."""
+        """Return the best length of those tried."""
         if not self._scores:
             return _LONGEST_NS
         limit = _NEARLY_AS_GOOD * min(self._scores.values())
         return min(round_ns for round_ns, score in self._scores.items() if score <= limit)
 
     def _score(self, round_ns: int) -> float:
-        total_ns, missed, wait_ns = 0, 0.0, (_WAIT_IF_EARLY if self._ends_early else _WAIT) * round_ns
+        total_ns = 0
+        missed = 0.0
+        wait_ns = (_WAIT_IF_EARLY if self._ends_early else _WAIT) * round_ns
         for budget in self._budgets:
             steps = [
                 (step_ns := self._step_ns(speed.step_ns, round_ns), speed.degree * step_ns) for speed in budget.speeds
@@ -107,7 +113,7 @@ class RoundSearch:
         return total_ns / self._least_ns + _MISSED_WEIGHT * missed / len(self._budgets)
 
     def _step_ns(self, step_ns: int, round_ns: int) -> int:
-        """What a step takes in rounds of a length, with its share of the tail (half of it if they may end early)."""
+        """Return the time of a step in rounds of a length, with its share of the tail; half if they may end early."""
         whole_ns = _in_rounds_ns(step_ns, round_ns, self._margin_ns)
         if not self._ends_early or step_ns > round_ns - self._margin_ns:
             return whole_ns
@@ -115,7 +121,7 @@ class RoundSearch:
 
 
 def cheapest_ns(steps: Sequence[tuple[int, int]], num_steps: int, budget_ns: float) -> int | None:
-    """The device time of `min_device_allocation`, without naming the degrees, which takes several times as long.
+    """Return the device time of `min_device_allocation`, without naming the degrees, which takes several times as long.
 
     `steps`: the time and the device time of one step, for each degree.
     """
@@ -140,7 +146,7 @@ def _least_device_ns(budget: ClassBudget) -> int:
 
 
 def _lengths(budgets: Iterable[ClassBudget], margin_ns: int) -> Collection[int]:
-    """Lengths that some steps of some class fill, one in every 5%, of the class that comes first.
+    """Return lengths that some steps of some class fill, one in every 5%, of the class that comes first.
 
     Steps may take 2% longer than predicted before one less fits: a length without this room attains .75 instead of
     .86 when 5 ms pass between two works.

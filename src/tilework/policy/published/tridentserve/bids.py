@@ -1,4 +1,4 @@
-"""What it is worth to dispatch a waiting request now, or a batch of them, in each way that is open to it."""
+"""The worth of dispatching a waiting request now, or a batch of them, in each way that is open to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bid:
     earliest_ns: int
 
     def within(self, widest: Mapping[Pool, int]) -> Sequence[PoolOption]:
-        """The options, without those that need more devices of a pool than any node has free."""
+        """Return the options, without those that need more devices of a pool than any node has free."""
         if all(option.width <= widest.get(option.pool, 0) for option in self.options):
             return self.options
         return tuple([option for option in self.options if option.width <= widest.get(option.pool, 0)])
@@ -39,7 +39,7 @@ class Bid:
 
 
 def read_bids(batches: Iterable[tuple[Task, ...]], ways: Ways) -> list[Bid]:
-    """The bids of tasks that have not begun, without those that have no way."""
+    """Return the bids of tasks that have not begun, without those that have no way."""
     tables: dict[int, _RewardTable] = {}
     bids = []
     for tasks in batches:
@@ -56,12 +56,12 @@ _Alike = tuple[ClassProfile, int]
 
 
 def one_by_one(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
-    """Each task by itself."""
+    """Return each task by itself."""
     return [(task,) for task in tasks]
 
 
 def batched(tasks: Iterable[Task], ways: Ways) -> list[tuple[Task, ...]]:
-    """Tasks that have not begun, in order of urgency: those of one class in batches, by their first ones.
+    """Return tasks that have not begun, in order of urgency: those of one class in batches, by their first ones.
 
     A batch is as large as is optimal for its steps (`Ways.most_together`), or smaller if a member would be late by it.
 
@@ -87,7 +87,7 @@ def batched(tasks: Iterable[Task], ways: Ways) -> list[tuple[Task, ...]]:
 
 
 def _all_in_time(tasks: Sequence[Task], ways: Ways) -> bool:
-    """Whether there is a way for a batch in which no task is late that would be on time by itself."""
+    """Return whether there is a way for a batch in which no task is late that would be on time by itself."""
     alone, together = ways.of(tasks[0]), ways.of(tasks[0], len(tasks))
     if not alone or not together:
         return False
@@ -115,10 +115,12 @@ class _RewardTable:
         return _RewardTable(ways, added, best_ns)
 
     def bid(self, tasks: tuple[Task, ...]) -> Bid:
-        rewards, num = 0, len(self.ways)
+        rewards = 0
+        num = len(self.ways)
         for task in tasks:
             reward, its_num = self._reward(task)
-            rewards, num = rewards + reward, min(num, its_num)
+            rewards += reward
+            num = min(num, its_num)
         options = self._known.get((rewards, num))
         if options is None:
             pairs = zip(self.ways[-num:], self.added[-num:], strict=True)
@@ -127,8 +129,9 @@ class _RewardTable:
         return Bid(tasks, self.ways[-num:], options, tasks[0].ready_ns + self.best_ns)
 
     def _reward(self, task: Task) -> tuple[int, int]:
-        """What a task is worth, and in how many of the ways: the quickest ones, if it can be on time."""
-        deadline_ns, best_ns = task.job.request.deadline_ns, self.best_ns
+        """Return what a task is worth, and in how many of the ways: the quickest ones, if it can be on time."""
+        deadline_ns = task.job.request.deadline_ns
+        best_ns = self.best_ns
         slack_ns = (task.due_ns if deadline_ns is None else deadline_ns) - task.ready_ns
         if deadline_ns is None or slack_ns < best_ns:
             late_ns = max(0, best_ns - slack_ns)

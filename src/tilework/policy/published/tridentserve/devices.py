@@ -24,7 +24,9 @@ class Devices:
     up: OpenDevices
     layout: Layout
     closed: Collection[int] = ()
-    _queued_ns: dict[int, int] = field(init=False, default_factory=dict)  # When devices are free that got a stage.
+    _queued_ns: dict[int, int] = field(
+        init=False, default_factory=dict
+    )  # Times at which devices that got a stage are free.
     _open: dict[Pool, Allocator] = field(init=False)
     _kept: set[int] = field(init=False, default_factory=set)
 
@@ -42,17 +44,17 @@ class Devices:
 
     @property
     def is_full(self) -> bool:
-        """Whether no device is open."""
+        """True if no device is open."""
         return not any(allocator.num_free() for allocator in self._open.values())
 
     def room(self) -> Mapping[Pool, int]:
-        """How many open devices primaries have, by pool, those with most roles first: the fewest requests fit there."""
+        """Return the number of open devices of primaries, by pool, most roles first: the fewest requests fit there."""
         pools = [pool for pool, one in self._open.items() if pool.kind.is_primary and one.num_free()]
         pools.sort(key=lambda pool: (pool.part, tuple(PlacementType).index(pool.kind)))
         return {pool: self._open[pool].num_free() for pool in pools}
 
     def widest(self) -> Mapping[Pool, int]:
-        """The most open devices that a pool has on one node."""
+        """Return the most open devices that a pool has on one node."""
         return {pool: one.widest() for pool, one in self._open.items()}
 
     def take(self, pool: Pool, width: int, preferred: Group = ()) -> Group | None:
@@ -84,7 +86,7 @@ class Devices:
         self._kept.update(group)
 
     def earliest(self, pool: Pool, width: int, is_kept: Callable[[DeviceView], bool]) -> Group | None:
-        """The devices of one node that are all free first; None if no node has enough that are not kept.
+        """Return the devices of one node that are all free first; None if no node has enough that are not kept.
 
         `is_kept` says of a device that was not noted whether a request keeps it.
         """
@@ -109,6 +111,6 @@ class Devices:
         return self._open[pool]
 
     def _has(self, device_id: int) -> bool:
-        """Whether a device is open and was not taken."""
+        """Return whether a device is open and was not taken."""
         pool = self.layout.pool_of(device_id)
         return pool is not None and pool in self._open and self._open[pool].num_free_of((device_id,)) == 1

@@ -11,8 +11,7 @@ from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Shape
 from tilework.core.work import Group, Start
 from tilework.cost.demand import optimal_degree
-from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
-from tilework.policy.placement.launch import Launch
+from tilework.policy.placement.launch import Launch, batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.tridentserve.bids import Bid
@@ -21,8 +20,8 @@ from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.monitor import PoolRun
 from tilework.policy.published.tridentserve.ways import Profiles, Way
 from tilework.policy.toolkit.open_devices import LEAD_NS
+from tilework.policy.toolkit.starts import devices_text, explain
 from tilework.policy.toolkit.tasks import Task, TaskReader
-from tilework.policy.toolkit.wording import devices_text, explain
 
 _EncodeKey = tuple[tuple[Stage, ...], Shape | None, int | None]
 """The stages of an encode, the shape if only one may share them, and the job if it may not."""
@@ -51,8 +50,8 @@ class Dispatch:
     batches: bool
     starts: list[Start] = field(default_factory=list)
     runs: list[PoolRun] = field(default_factory=list)
-    _encodes: dict[_EncodeKey, list[Task]] = field(default_factory=dict)  # On auxiliaries, not queued yet.
-    _keeps: dict[int, bool] = field(default_factory=dict)  # What `_is_kept` has found of jobs.
+    _encodes: dict[_EncodeKey, list[Task]] = field(default_factory=dict)  # Tasks for auxiliaries, not queued yet.
+    _keeps: dict[int, bool] = field(default_factory=dict)  # Findings of `_is_kept`, by job.
 
     @property
     def layout(self) -> Layout:
@@ -76,7 +75,7 @@ class Dispatch:
         return others
 
     def _begun_together(self, tasks: Sequence[Task]) -> Iterable[tuple[Task, ...]]:
-        """The tasks that are ready, in order; those of one class that are at the same step on one device, together."""
+        """Return the tasks that are ready, in order; together those of one class at the same step on one device."""
         found: dict[_BatchKey, tuple[Task, ...]] = {}
         for task in tasks:
             if self._is_ready(task):
@@ -88,7 +87,7 @@ class Dispatch:
         return found.values()
 
     def _keeps_on(self, task: Task) -> bool:
-        """Whether a task's works are not over yet, and its devices not all open; they are kept for it."""
+        """Return whether a task's works are not over yet, and its devices not all open; they are kept for it."""
         if not task.job.works:
             return False
         group = task.job.last_devices
@@ -100,7 +99,7 @@ class Dispatch:
         return task.ready_ns <= self.now_ns + LEAD_NS
 
     def _is_kept(self, device: DeviceView) -> bool:
-        """Whether a device is in the group of a job that has begun and is not ready."""
+        """Return whether a device is in the group of a job that has begun and is not ready."""
         job_ids = (job_id for work in device.works for job_id in work.job_ids)
         return any(self._keeps_group(job_id, device.device_id) for job_id in job_ids)
 
@@ -119,11 +118,12 @@ class Dispatch:
         return not task.num_steps or len(task.job.last_devices) in [speed.degree for speed in task.group_speeds]
 
     def _own_group(self, task: Task) -> Group:
-        """The devices of a task that it goes on with: all for steps, some for a decode; none if they are not for it.
+        """Return the devices that a task goes on with: all for steps, some for a decode; none if they are not for it.
 
         Nor does it go on with devices that cannot form a group now.
         """
-        group, role = task.job.last_devices, self._role(task.job, task.job.left)
+        group = task.job.last_devices
+        role = self._role(task.job, task.job.left)
         if len({device.pool for one in group if (device := self.view.device(one)) is not None}) > 1:
             return ()
         if task.num_steps:
@@ -151,7 +151,8 @@ class Dispatch:
         Where there are none, or all are kept by requests that began before they were auxiliaries, it is to be
         dispatched like steps, on primaries; a task that must wait for its auxiliary is not returned.
         """
-        others, roles = [], dict[Cursor, Role | None]()  # Many requests, few cursors.
+        others = []
+        roles: dict[Cursor, Role | None] = {}  # Many requests, few cursors.
         for task in tasks:
             if task.job.left not in roles:
                 roles[task.job.left] = self._only_role(task)
@@ -165,7 +166,7 @@ class Dispatch:
         return others
 
     def _only_role(self, task: Task) -> Role | None:
-        """The role of all stages that are left; None if they have several, or one is on a CPU slot."""
+        """Return the role of all stages that are left; None if they have several, or one is on a CPU slot."""
         roles = {self._role_of(task, stage) for stage, _ in task.job.left.pieces}
         return roles.pop() if len(roles) == 1 else None
 
@@ -221,14 +222,16 @@ class Dispatch:
         return optimal_batch(stage, task.job.request, self.costs, self._profile(task).footprint.room_bytes)
 
     def _launch(self, tasks: Sequence[Task], what: str) -> Launch:
-        """What happens to the tasks is said in words."""
-        job, num_others = tasks[0].job, len(tasks) - 1
+        """Return the launch of tasks; `what` says in words what happens to them."""
+        job = tasks[0].job
+        num_others = len(tasks) - 1
         why = f"{what}, in one batch with {num_others} more" if num_others else explain(job, what, self.now_ns)
-        ids, room_bytes = tuple([task.job.job_id for task in tasks]), self._profile(tasks[0]).footprint.room_bytes
+        ids = tuple([task.job.job_id for task in tasks])
+        room_bytes = self._profile(tasks[0]).footprint.room_bytes
         return Launch(ids, job.request, job.left, self.costs, why, room_bytes)
 
     def _start(self, task: Task, group: Group, launch: Launch) -> None:
-        """All up to a chunk of steps; and what comes after the steps, if these are the last and the group is for it."""
+        """Start all up to a chunk of steps; and all after the steps, if these are the last and the group is for it."""
         if launch.role is Role.E:
             launch.run(Role.E, group)
         if launch.role is Role.D:
@@ -253,7 +256,7 @@ class Dispatch:
         return True
 
     def _auxiliary_group(self, task: Task, role: Role) -> Group | None:
-        """The auxiliaries for a role that are free first; None if there are not enough."""
+        """Return the auxiliaries for a role that are free first; None if there are not enough."""
         width = self._width(task, role)
         return self.devices.earliest(self._auxiliary(task, role), width, self._is_kept) if width else None
 
@@ -261,12 +264,13 @@ class Dispatch:
         return Pool(self.layout.part_of(task.job.request.pipeline), PlacementType(role.value))
 
     def _width(self, task: Task, role: Role) -> int:
-        """The widest degree at which a role fits on auxiliaries of a node, up to the optimal one; 0 if there is none.
+        """Return the widest degree up to the optimal one at which a role fits on auxiliaries of a node; 0 if none.
 
         Without awareness of stages, a decode gets as many as the steps had, or as many as a node has.
         """
         pool = self._auxiliary(task, role)
-        wide, fits = self.layout.widest(pool), self._profile(task).fits.get(pool.kind, ())
+        wide = self.layout.widest(pool)
+        fits = self._profile(task).fits.get(pool.kind, ())
         width = max([degree for degree in fits if degree <= wide], default=0)
         if width and role is Role.C and not self.is_stage_aware:
             return max(width, min(wide, len(task.job.last_devices)))
@@ -276,8 +280,10 @@ class Dispatch:
         return self.profiles.of(task.job.request, self.costs)
 
     def _pieces(self, tasks: Sequence[Task], role: Role, degree: int) -> list[tuple[int, int]]:
-        """Of each stage of a role that is left, its degree on a group of this width, and its time; of a batch, on 1."""
-        task, request, found = tasks[0], tasks[0].job.request, []
+        """Return the degree and time of each remaining stage of a role on a group of this width; of a batch, on 1."""
+        task = tasks[0]
+        request = task.job.request
+        found = []
         for stage, num_steps in task.job.left.pieces:
             if self._role_of(task, stage) is not role:
                 continue
@@ -290,7 +296,7 @@ class Dispatch:
         return found
 
     def _ordered(self, launch: Launch) -> list[Start]:
-        """The starts, with what their devices drop first."""
+        """Return the starts, with what their devices drop first."""
         if self.layout.is_colocated:
             return launch.starts
         return [

@@ -30,7 +30,7 @@ from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.ways import Profiles
 
 Demands = Mapping[str, Sequence[ClassDemand]]
-"""What is asked of each part."""
+"""Demands on each part."""
 
 _Placed = tuple[Layout, tuple[str, ...]]
 """A layout, and why."""
@@ -49,7 +49,7 @@ class Division:
 def demands_by_part(
     classes: Sequence[tuple[Request, float]], profiles: Profiles, costs: CostModel, wide: int
 ) -> dict[str, list[ClassDemand]]:
-    """What these requests, one of each class with its number, ask of each part, on nodes of `wide` devices."""
+    """Return what these requests, one of each class with its number, ask of each part, on nodes of `wide` devices."""
     found: dict[str, list[ClassDemand]] = {}
     for request, count in classes:
         found.setdefault(request.pipeline, []).append(profiles.of(request, costs).demand(count))
@@ -61,14 +61,14 @@ def demands_by_part(
 
 
 def shares_of(demands: Demands) -> dict[str, float]:
-    """Each part's share of the device time."""
+    """Return each part's share of the device time."""
     weights = {part: sum(demand.weight("device_time") for demand in some) for part, some in demands.items()}
     total = sum(weights.values())
     return {part: weight / total for part, weight in weights.items()}
 
 
 def mixes_of(demands: Demands, wide: int, by: By) -> dict[str, Mix]:
-    """The mix of each part with a pipeline of its own."""
+    """Return the mix of each part with a pipeline of its own."""
     return {part: mix_of(grouped(some, wide), by) for part, some in demands.items() if part != SHARED}
 
 
@@ -89,7 +89,7 @@ class Divider:
         return widest(self.before.rows)
 
     def divide(self, known: Sequence[tuple[Request, float]], turns: Sequence[RequestClass]) -> Division:
-        """The layout for these requests.
+        """Return the layout for these requests.
 
         `turns` are the classes of which something is left to start, the most urgent first.
         """
@@ -101,7 +101,7 @@ class Divider:
         return demands_by_part(known, self.profiles, self.costs, self._wide)
 
     def _in_turns(self, known: Sequence[tuple[Request, float]], turns: Sequence[RequestClass]) -> _Placed | None:
-        """The layout for as many classes as it can serve together, the most urgent first; None if there are none.
+        """Return the layout for as many classes as it can serve together, the most urgent first; None without classes.
 
         Classes of a pipeline that need the same devices have their turn together.
         """
@@ -112,17 +112,19 @@ class Divider:
             if virtual_replica(fits, self._wide) is not None:
                 least = tuple((kind, degrees[0]) for kind, degrees in fits.items())
                 alike.setdefault((request.pipeline, least), []).append((request, count))
-        served, found = list[tuple[Request, float]](), None
+        served: list[tuple[Request, float]] = []
+        found = None
         for some in alike.values():
             if (placed := self._serving([*served, *some])) is not None:
-                served, found = [*served, *some], placed
+                served = [*served, *some]
+                found = placed
         if found is None:
             return None
         num = sum(count for _, count in known) - sum(count for _, count in served)
         return found[0], (*found[1], f"{num:g} requests wait for their turn: devices are too few for all at once")
 
     def _serving(self, known: Sequence[tuple[Request, float]]) -> _Placed | None:
-        """A layout on which each of these classes that fits on the nodes can run; None if none was found."""
+        """Return a layout on which each of these classes that fits on the nodes can run; None if none was found."""
         fits = [(request.pipeline, self.profiles.of(request, self.costs).fits) for request, _ in known]
         wanted = [(pipeline, some) for pipeline, some in fits if virtual_replica(some, self._wide) is not None]
         for placed in self._layouts(self._demands(known)):
@@ -131,7 +133,7 @@ class Divider:
         return None
 
     def _layouts(self, demands: Demands) -> Iterator[_Placed]:
-        """The layouts to try for these demands, each with its reasons: at least one."""
+        """Yield the layouts to try for these demands, each with its reasons: at least one."""
         rows = self.before.rows
         if demands.keys() <= {SHARED}:
             why = "all stages of each request fit on one device" if demands else "no request is known"
@@ -152,13 +154,14 @@ class Divider:
 
 
 def _divided(demands: Demands, rows: Nodes) -> Iterator[dict[str, Nodes]]:
-    """The devices of each part: whole nodes if there is one for each; then neighbours, at least what a class needs."""
+    """Yield the devices of each part: whole nodes if there are enough; then neighbours, at least what a class needs."""
     shares = shares_of(demands)
     if len(shares) == 1:
         yield dict.fromkeys(shares, rows)
         return
     if len(rows) >= len(shares):
-        nodes, found = iter(sorted(rows)), dict[str, Nodes]()
+        nodes = iter(sorted(rows))
+        found: dict[str, Nodes] = {}
         for part, num in _at_least(dict.fromkeys(shares, 1), shares, len(rows)).items():
             found[part] = {node: rows[node] for node in [next(nodes) for _ in range(num)]}
         yield found
@@ -173,13 +176,13 @@ def _divided(demands: Demands, rows: Nodes) -> Iterator[dict[str, Nodes]]:
 
 
 def _least_devices(demand: ClassDemand) -> int:
-    """The fewest devices on which a class can run; 1 if it fits on no placement."""
+    """Return the fewest devices on which a class can run; 1 if it fits on no placement."""
     able = [replica for replica in VirtualReplica if can_run(demand.fits, replica)]
     return min([sum(demand.fits[kind][0] for kind in replica.types) for replica in able], default=1)
 
 
 def _at_least(least: Mapping[str, int], shares: Mapping[str, float], total: int) -> dict[str, int]:
-    """`total` in proportion to the shares, `least` for each while others have more; those with most to spare give."""
+    """Divide `total` by the shares, `least` for each while others have more; those with most to spare give."""
     counts = apportioned(shares, total)
     for part in counts:
         while counts[part] < least[part]:

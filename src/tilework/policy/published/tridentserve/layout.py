@@ -1,4 +1,4 @@
-"""Which pipelines each device is for, and which of their stages it is to hold.
+"""The layout: the pipelines that each device is for, and the stages of theirs that it is to hold.
 
 A *part* is the devices of one pipeline, or of all pipelines that share devices. A *pool* is the devices of one
 placement type in a part: they stand for each other.
@@ -35,7 +35,8 @@ class Layout:
 
     def __init__(self, rows: Nodes, pools: Mapping[int, Pool]) -> None:
         """`rows` are all devices, `pools` those of them that have one."""
-        self.rows, self._pools = rows, pools
+        self.rows = rows
+        self._pools = pools
         self._parts = {pool.part for pool in pools.values()}
         self._by_pool: dict[Pool, list[Group]] = {}
         for row in rows.values():
@@ -50,7 +51,7 @@ class Layout:
 
     @classmethod
     def colocated(cls, rows: Nodes) -> Layout:
-        """All stages of all pipelines on each device."""
+        """Return the layout with all stages of all pipelines on each device."""
         pool = Pool(SHARED, PlacementType.EDC)
         return cls(rows, {device_id: pool for row in rows.values() for device_id in row})
 
@@ -66,19 +67,19 @@ class Layout:
         return pipeline if pipeline in self._parts else SHARED
 
     def pool_of(self, device_id: int) -> Pool | None:
-        """The pool of a device; None if it has none."""
+        """Return the pool of a device; None if it has none."""
         return self._pools.get(device_id)
 
     def nodes(self, pool: Pool) -> Sequence[Group]:
-        """The devices of a pool, node by node."""
+        """Return the devices of a pool, node by node."""
         return self._by_pool.get(pool, ())
 
     def widest(self, pool: Pool) -> int:
-        """The most devices that a pool has on one node."""
+        """Return the most devices that a pool has on one node."""
         return self._widest.get(pool, 0)
 
     def replicas(self, pipeline: str, fits: FitsAt) -> tuple[VirtualReplica, ...]:
-        """The virtual replicas on which a request class can run: of each type enough devices on one node."""
+        """Return the virtual replicas on which a request class can run: of each type enough devices on one node."""
         part = self.part_of(pipeline)
         wide = {kind: self.widest(Pool(part, kind)) for kind in fits}
         return tuple(
@@ -86,8 +87,9 @@ class Layout:
         )
 
     def holds(self, group: Iterable[int], pipeline: str, role: Role, fits: FitsAt) -> bool:
-        """Whether a group is to hold the stages of a role, and has the memory for a request class at its width."""
-        ids, part = tuple(group), self.part_of(pipeline)
+        """Return whether a group is to hold the stages of a role, and has the memory for a class at its width."""
+        ids = tuple(group)
+        part = self.part_of(pipeline)
         pools = {self._pools.get(device_id) for device_id in ids}
         return bool(ids) and all(
             pool is not None
@@ -99,25 +101,25 @@ class Layout:
         )
 
     def placement_of(self, part: str) -> Placement:
-        """The placement of a part."""
+        """Return the placement of a part."""
         own = [(device_id, pool.kind) for device_id, pool in self._pools.items() if pool.part == part]
         return Placement(tuple(own))
 
     def changed(self, before: Layout) -> list[int]:
-        """The devices of both layouts whose pool is another one."""
+        """Return the devices of both layouts whose pool is another one."""
         return [one for one, pool in self._pools.items() if before.pool_of(one) not in (None, pool)]
 
     def groups(self) -> tuple[tuple[Group, str], ...]:
-        """The devices of each node and pool, with the type of the pool, and its part if there are several."""
+        """Return the devices of each node and pool, with the type of the pool, and its part if there are several."""
         named = [(group, self.name_of(pool)) for pool, groups in self._by_pool.items() for group in groups]
         return tuple(sorted(named))
 
     def name_of(self, pool: Pool) -> str:
-        """The type of a pool, and its part if there are several."""
+        """Return the type of a pool, and its part if there are several."""
         return pool.kind.value if len(self._parts) == 1 else str(pool)
 
     def drop_order(self, device_id: int, costs: CostModel) -> DropOrder:
-        """What a device drops first: weights of parts and of roles that it is not to hold."""
+        """Return what a device drops first: weights of parts and of roles that it is not to hold."""
         pool = self._pools.get(device_id)
         if pool is None or self.is_colocated:
             return LEAST_RECENTLY_USED
@@ -128,7 +130,7 @@ class Layout:
 
 
 def _strangers(pool: Pool, pipelines: Iterable[str], costs: CostModel) -> tuple[Component, ...]:
-    """The components of pipelines with parts of their own that devices of a pool are not for, in a fixed order."""
+    """Return the components of pipelines with parts of their own that a pool is not for, in a fixed order."""
     wanted, others = set[Component](), dict[Component, None]()
     for pipeline in sorted(pipelines):
         graph = costs.graph(pipeline)

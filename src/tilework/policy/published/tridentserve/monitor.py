@@ -1,4 +1,4 @@
-"""What the monitor knows: the requests that came lately, and what each pool did for them as predicted."""
+"""The monitor: the requests that came lately, and what each pool did for them as predicted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PoolRun:
 
 
 class _Seen(NamedTuple):
-    """When a job was seen, and its request with its class."""
+    """The time at which a job was seen, and its request with its class."""
 
     at_ns: int
     job_id: int
@@ -87,7 +87,7 @@ class Monitor:
             self.first_ns = now_ns if self.first_ns is None else self.first_ns
 
     def running(self, view: ClusterView) -> list[JobView]:
-        """The jobs of the window that run, and of which something is left to start."""
+        """Return the jobs of the window that run, and of which something is left to start."""
         return [job for job_id in self._ids if (job := _running(view, job_id)) is not None]
 
     def note(self, run: PoolRun) -> None:
@@ -102,7 +102,8 @@ class Monitor:
         self._drop({key for key in self._counts if key.step.pipeline == pipeline})
         self._runs = [run for run in self._runs if run.pool.part != pipeline]
         if not self._requests:
-            self.first_ns, self.num_seen = None, 0
+            self.first_ns = None
+            self.num_seen = 0
 
     def _drop(self, classes: Collection[RequestClass]) -> None:
         if classes:
@@ -115,7 +116,7 @@ class Monitor:
         self._runs = [run for run in self._runs if run.end_ns > now_ns - window_ns]
 
     def classes(self) -> dict[RequestClass, tuple[Request, int]]:
-        """The requests of the window by class: one of each, and how many there are."""
+        """Return the requests of the window by class: one of each, and how many there are."""
         found: dict[RequestClass, tuple[Request, int]] = {}
         for seen in self._requests:
             if seen.key not in found:
@@ -134,7 +135,7 @@ class Monitor:
     def stats(
         self, part: str, layout: Layout, waiting: Mapping[PlacementType, int], now_ns: int
     ) -> dict[PlacementType, WindowStats]:
-        """What each type of a part did in the window. `waiting` are requests by the type that they wait for.
+        """Return what each type of a part did in the window. `waiting` are requests by the type that they wait for.
 
         A run that is queued and has not begun, as predicted, waits, too.
         """
@@ -160,7 +161,7 @@ class Monitor:
 
 
 def _running(view: ClusterView, job_id: int) -> JobView | None:
-    """A job that has works, and of which something is left to start; None if it is not such a one."""
+    """Return a job that has works, and of which something is left to start; None if it is not such a one."""
     job = view.job(job_id)
     return job if job is not None and job.works and job.left.stage is not None else None
 

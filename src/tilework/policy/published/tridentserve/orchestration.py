@@ -1,4 +1,4 @@
-"""When the placement changes: the first one, changes of the mix or of balance, and devices that come and go.
+"""The occasions on which the placement changes: the first one, a new mix or balance, and devices that come and go.
 
 Theory of operation. Until the first placement, all stages are on each device. The first one is derived when 32 requests
 were seen, or a quarter of a window after the first; at once from a declared mix. Then a tick, twelve times in a window,
@@ -76,17 +76,20 @@ class Orchestration:
     _nowhere: set[RequestClass] = field(init=False, default_factory=set)  # Classes that can run nowhere now.
 
     def closed(self, now_ns: int) -> Collection[int]:
-        """The devices that get no start now."""
+        """Return the devices that get no start now."""
         self._closed = {one: until_ns for one, until_ns in self._closed.items() if until_ns > now_ns}
         return self._closed.keys()
 
     def take_news(self) -> NewPlacement | None:
-        """The new placement that no plan has told yet; None if there is none."""
+        """Return the new placement that no plan has told yet; None if there is none."""
         news, self._news = self._news, None
         return news
 
     def status(self, now_ns: int) -> list[PlacementStatus]:
-        """What the monitor counts for each pool, with the tasks of the latest update. Their profiles are known."""
+        """Return what the monitor counts for each pool, with the tasks of the latest update.
+
+        Their profiles are known.
+        """
         if self._latest is None:
             return []
         return [
@@ -103,7 +106,7 @@ class Orchestration:
         ]
 
     def wake_ns(self, has_tasks: bool, now_ns: int) -> int | None:
-        """When to look again if nothing happens until then; None if only an event can change anything.
+        """Return when to look again if nothing happens until then; None if only an event can change anything.
 
         `has_tasks`: something is left to start.
         """
@@ -115,17 +118,19 @@ class Orchestration:
         return min((at_ns for at_ns in times if at_ns > now_ns), default=None)
 
     def forget(self, pipeline: str) -> None:
-        """A pipeline is served no more. If devices are its own, they are divided anew."""
+        """Forget a pipeline, which is served no more. If devices are its own, they are divided anew."""
         self.monitor.forget_pipeline(pipeline)
         self.profiles.forget()
         self._latest = self._checked = None
         for classes in (self._tried, self._nowhere):
             classes -= {key for key in classes if key.step.pipeline == pipeline}
         if pipeline in self.layout.parts:
-            self.layout, self._now, self._switched_ns = Layout.colocated(self.layout.rows), None, None
+            self.layout = Layout.colocated(self.layout.rows)
+            self._now = None
+            self._switched_ns = None
 
     def widest_node(self) -> int:
-        """The most devices of a node."""
+        """Return the most devices of a node."""
         return widest(self.layout.rows)
 
     def update(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
@@ -155,7 +160,8 @@ class Orchestration:
     def _note_devices(self, view: ClusterView) -> bool:
         if self._devices is view.devices:
             return False
-        self._devices, rows = view.devices, dict[int, list[int]]()
+        self._devices = view.devices
+        rows: dict[int, list[int]] = {}
         for device in view.devices:
             rows.setdefault(device.pool, []).append(device.device_id)
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
@@ -167,7 +173,7 @@ class Orchestration:
             self.layout = Layout(rows, {one: pool for one, pool in pools.items() if pool is not None})
         return True
 
-    # When.
+    # The occasions.
 
     def _first_due_ns(self, first_ns: int) -> int:
         return first_ns + self.monitor.window_ns // _FIRST_PER_WINDOW
@@ -179,7 +185,7 @@ class Orchestration:
         return bool(self.declared) or is_seen
 
     def _stuck(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task]) -> Request | None:
-        """A request that fits on some placement, and can run nowhere on this one, of a class not tried since a tick.
+        """Return a request that can run nowhere, although it fits on some placement, of a class not tried since a tick.
 
         Jobs are looked at only if there is such a class in the window, and classes only if they, the layout or the
         profiles have changed.
@@ -203,7 +209,7 @@ class Orchestration:
         return found
 
     def _left_to_start(self, view: ClusterView, tasks: Sequence[Task]) -> list[Request]:
-        """The requests of the window of which something is left to start, the most urgent first."""
+        """Return the requests of the window of which something is left to start, the most urgent first."""
         jobs = {job.job_id: job for job in (*(task.job for task in tasks), *self.monitor.running(view))}
         return [job.request for job in sorted(jobs.values(), key=by_urgency)]
 
@@ -247,8 +253,9 @@ class Orchestration:
         return self.monitor.stats(part, self.layout, self._backlog(part, costs, tasks), now_ns)
 
     def _backlog(self, part: str, costs: CostModel, tasks: Sequence[Task]) -> Mapping[PlacementType, int]:
-        """How many requests wait for the primary of their V*."""
-        found, wide = Counter[PlacementType](), self.widest_node()
+        """Return how many requests wait for the primary of their V*."""
+        found = Counter[PlacementType]()
+        wide = self.widest_node()
         for task in tasks:
             if task.job.works or task.job.left.num_steps_done:
                 continue
@@ -257,7 +264,7 @@ class Orchestration:
                 found[replica.primary] += 1
         return found
 
-    # What.
+    # The next layout.
 
     def _derive(
         self, costs: CostModel, reason: str, waiting: Sequence[Request], now_ns: int, *, is_switch: bool = False
@@ -285,7 +292,7 @@ class Orchestration:
             self._news = NewPlacement(groups=self.layout.groups(), why=why)
 
     def _is_worthwhile(self, division: Division) -> bool:
-        """Whether a node changes, or devices go from one part to another."""
+        """Return whether a node changes, or devices go from one part to another."""
         before, after = self.layout, division.layout
         if before.parts != after.parts:
             return True

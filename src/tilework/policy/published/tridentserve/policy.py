@@ -28,17 +28,15 @@ from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.program import Solver, solve_quickly
 from tilework.policy.published.tridentserve.ways import Ways
-from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.degrees import efficient_speeds
 from tilework.policy.toolkit.open_devices import OpenDevices
-from tilework.policy.toolkit.order import by_urgency
+from tilework.policy.toolkit.order import DeadlinePolicy, by_urgency, late_jobs
 from tilework.policy.toolkit.tasks import Task, TaskPrices, TaskReader
 
 
 @dataclass(slots=True, kw_only=True)
 class TridentServe(DeadlinePolicy):
-    """Choose the requests to dispatch, with the type and the number of devices of each, for the most reward.
+    """Chooses the requests to dispatch, with the type and the number of devices of each, for the most reward.
 
     At each end of a chunk, and whenever devices come free:
 
@@ -100,8 +98,12 @@ class TridentServe(DeadlinePolicy):
         return [speed.degree for speed in efficient_speeds(step_speeds(request, costs))]
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        orchestration, up = self.orchestration, self._up
+        """Return the next starts.
+
+        A plan that drops jobs to best effort starts nothing, and is asked for again in the new order.
+        """
+        orchestration = self.orchestration
+        up = self._up
         if orchestration.monitor.first_ns is None and next(iter(view.waiting()), None) is None:
             return Plan()  # Thousands of devices may join before the first request comes.
         up.update(view.devices, now_ns)
@@ -110,7 +112,8 @@ class TridentServe(DeadlinePolicy):
         reader = TaskReader(up.by_id, costs, up.widest, now_ns, self._prices)
         tasks = _tasks(view, up, reader)
         orchestration.update(view, costs, tasks, now_ns)
-        devices, profiles = Devices(up, orchestration.layout, orchestration.closed(now_ns)), orchestration.profiles
+        devices = Devices(up, orchestration.layout, orchestration.closed(now_ns))
+        profiles = orchestration.profiles
         how = self.chunk_ns, self.is_stage_aware, self.batches
         dispatch = Dispatch(view, costs, now_ns, devices, reader, profiles, *how)
         others = dispatch.after(dispatch.keep(tasks))
@@ -134,7 +137,7 @@ class TridentServe(DeadlinePolicy):
         self._ways = None
 
     def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
-        """The ways on this layout, with what was computed since it changed."""
+        """Return the ways on this layout, with what was computed since it changed."""
         if self._ways is None or not self._ways.is_of(layout):
             self._ways = Ways(layout, self.orchestration.profiles, costs, self.paper_times)
         return self._ways
@@ -153,7 +156,8 @@ class TridentServe(DeadlinePolicy):
 
     def _dispatch(self, dispatch: Dispatch, bids: Sequence[Bid]) -> None:
         """Dispatch until no more fit, or none of the chosen finds its devices."""
-        waiting, devices = list(bids), dispatch.devices
+        waiting = list(bids)
+        devices = dispatch.devices
         while waiting and (room := devices.room()):
             widest = devices.widest()
             groups = [bid.within(widest) for bid in waiting]
@@ -174,7 +178,7 @@ class TridentServe(DeadlinePolicy):
 
 
 def _tasks(view: ClusterView, up: OpenDevices, reader: TaskReader) -> list[Task]:
-    """The tasks of the most urgent waiting jobs, and of those of which works end soon, in order of urgency.
+    """Return the tasks of the most urgent waiting jobs, and of those of which works end soon, in order of urgency.
 
     The others go on with their works as they are: to look at all of them in each plan would take most of its time.
     """
@@ -185,13 +189,13 @@ def _tasks(view: ClusterView, up: OpenDevices, reader: TaskReader) -> list[Task]
 
 
 def _has_tasks(view: ClusterView) -> bool:
-    """Whether something is left to start of a job that runs."""
+    """Return whether something is left to start of a job that runs."""
     jobs = (view.job(job_id) for device in view.devices for work in device.works for job_id in work.job_ids)
     return any(job is not None and job.left.stage is not None for job in jobs)
 
 
 def _past_patience(bids: Sequence[Bid], now_ns: int) -> Bid | None:
-    """Of the requests that are past their turn, though late or without a deadline, the one that is so for longest."""
+    """Return the request that is past its turn for longest, of those that are late or have no deadline."""
     late = [bid for bid in bids if bid.tasks[0].due_ns <= now_ns]
     return min(late, key=lambda bid: by_urgency(bid.tasks[0].job), default=None)
 
@@ -201,7 +205,8 @@ def _go_first(dispatch: Dispatch, bid: Bid) -> None:
 
     No other request gets these, so they do not become fewer.
     """
-    ways, devices = sorted(bid.ways, key=lambda way: (way.degree, way.penalty)), dispatch.devices
+    ways = sorted(bid.ways, key=lambda way: (way.degree, way.penalty))
+    devices = dispatch.devices
     narrow = [way for way in ways if way.degree == ways[0].degree]
     if any(dispatch.place(bid, way, "as it has waited longest") for way in narrow):
         return

@@ -29,7 +29,7 @@ class PoolOption(Option):
 
 
 Capacities = Mapping[Pool, int]
-"""How many devices each pool has free."""
+"""Number of free devices of each pool."""
 
 Solver = Callable[[Sequence[Sequence[PoolOption]], Capacities], Sequence[int | None]]
 """Returns the index of each group's option, or None."""
@@ -56,10 +56,14 @@ def solve_quickly(groups: Sequence[Sequence[PoolOption]], capacities: Capacities
 
 def _refill(groups: Sequence[Sequence[PoolOption]], chosen: list[int | None], pool: Pool, capacity: int) -> None:
     """Choose anew what a pool runs, if that gains anything."""
-    members, indices, gains, now = list[int](), list[Sequence[int]](), list[Sequence[Option]](), 0
+    members: list[int] = []
+    indices: list[Sequence[int]] = []
+    gains: list[Sequence[Option]] = []
+    now = 0
     known: dict[tuple[int, int], tuple[Sequence[int], Sequence[Option]]] = {}
     for number, options in enumerate(groups):
-        index, elsewhere = chosen[number], 0
+        index = chosen[number]
+        elsewhere = 0
         if index is not None:
             value = options[index].value
             elsewhere, now = (0, now + value) if options[index].pool == pool else (value, now)
@@ -83,11 +87,12 @@ def _refill(groups: Sequence[Sequence[PoolOption]], chosen: list[int | None], po
 
 
 def shortest_first(groups: Sequence[Sequence[PoolOption]], capacities: Capacities) -> list[int | None]:
-    """The requests that take the least time first, each at the widest option of the first pool that has room for it.
+    """Choose the shortest requests first, each at the widest option of the first pool that has room for it.
 
     Values are ignored; equal times go by the order of `groups`. Source: TridentServe §8.4, "wo-scheduler".
     """
-    left, chosen = dict(capacities), list[int | None]([None] * len(groups))
+    left = dict(capacities)
+    chosen = list[int | None]([None] * len(groups))
     order = sorted(range(len(groups)), key=lambda number: min((one.run_ns for one in groups[number]), default=0))
     for number in order:
         widest: dict[Pool, int] = {}
@@ -97,6 +102,7 @@ def shortest_first(groups: Sequence[Sequence[PoolOption]], capacities: Capacitie
         for pool in sorted(widest, key=lambda pool: tuple(PlacementType).index(pool.kind)):
             option = groups[number][widest[pool]]
             if option.width <= left.get(pool, 0):
-                chosen[number], left[pool] = widest[pool], left[pool] - option.width
+                chosen[number] = widest[pool]
+                left[pool] -= option.width
                 break
     return chosen

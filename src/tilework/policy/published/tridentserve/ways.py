@@ -10,8 +10,8 @@ from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import PIXELS_PER_TOKEN
 from tilework.cost.demand import Speed, optimal_degree, worthwhile
-from tilework.policy.placement.batches import batch_ns, optimal_batch
 from tilework.policy.placement.feasible import is_placeable
+from tilework.policy.placement.launch import batch_ns, optimal_batch
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
@@ -25,7 +25,7 @@ _UNKNOWN: tuple[int, tuple[Way, ...]] = (-1, ())
 
 
 class Way(NamedTuple):
-    """Dispatch on `degree` devices of a pool: all that is left takes `run_ns`, of a batch until all of it is done.
+    """A dispatch on `degree` devices of a pool: all that is left takes `run_ns`, of a batch until all of it is done.
 
     `penalty` is what its communication takes from the reward, in thousandths.
     """
@@ -54,7 +54,7 @@ class Profiles:
         self._by_uid: dict[str, tuple[Request, ClassProfile]] = {}
 
     def of(self, request: Request, costs: CostModel) -> ClassProfile:
-        """Raises UnknownCost."""
+        """Return the profile of a request. Raises UnknownCost."""
         found = self._by_uid.get(request.uid)
         if found is not None and found[0] is request:
             return found[1]
@@ -74,10 +74,11 @@ class Profiles:
         return class_profile(request, costs, None, self.most_on_node)
 
     def set_devices(self, usable_bytes: int | None, sizes: Iterable[int]) -> None:
-        """Nodes have that many devices each now, and the smallest device has `usable_bytes`."""
+        """Learn that nodes have that many devices each now, and that the smallest device has `usable_bytes`."""
         sizes = sorted(sizes, reverse=True)
         if (usable_bytes, sizes) != (self.usable_bytes, self._sizes):
-            self.usable_bytes, self._sizes = usable_bytes, sizes
+            self.usable_bytes = usable_bytes
+            self._sizes = sizes
             self.most_on_node = max(sizes, default=0)
             self.forget()
 
@@ -99,22 +100,26 @@ class Ways:
     """
 
     def __init__(self, layout: Layout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
-        self._layout, self._profiles, self._costs, self._paper_times = layout, profiles, costs, paper_times
+        self._layout = layout
+        self._profiles = profiles
+        self._costs = costs
+        self._paper_times = paper_times
         self._version = profiles.version
         self._known: dict[tuple[ClassProfile, int, int], tuple[int, tuple[Way, ...]]] = {}
         self._together: dict[tuple[ClassProfile, int], tuple[int, int]] = {}
 
     def is_of(self, layout: Layout) -> bool:
-        """Whether these are the ways on this layout, by profiles that have not been forgotten."""
+        """Return whether these are the ways on this layout, by profiles that have not been forgotten."""
         return self._layout is layout and self._version == self._profiles.version
 
     def of(self, task: Task, num: int = 1) -> tuple[Way, ...]:
-        """The ways of a task, or of a batch of `num` like it, the slowest first; empty if it can run nowhere.
+        """Return the ways of a task, or of a batch of `num` like it, the slowest first; empty if it can run nowhere.
 
         Tasks that have the same remaining work have the same object: there are many tasks, few of them differ. Raises
         UnknownCost.
         """
-        profile, version = self._profiles.of(task.job.request, self._costs), self._costs.version_of(task.job.request)
+        profile = self._profiles.of(task.job.request, self._costs)
+        version = self._costs.version_of(task.job.request)
         key = profile, task.job.left.position, num
         known_version, found = self._known.get(key, _UNKNOWN)
         if known_version != version:
@@ -127,18 +132,19 @@ class Ways:
         return found
 
     def profile_of(self, task: Task) -> ClassProfile:
-        """The profile of a task's class. Raises UnknownCost."""
+        """Return the profile of a task's class. Raises UnknownCost."""
         return self._profiles.of(task.job.request, self._costs)
 
     def most_together(self, task: Task) -> int:
-        """How many tasks like this one make a batch: what is optimal for its steps, if these run best on one device.
+        """Return how many tasks like this one make a batch: the optimum of its steps, if these run best on one device.
 
         1 without steps.
 
         Raises UnknownCost.
         """
         request = task.job.request
-        profile, version = self._profiles.of(request, self._costs), self._costs.version_of(request)
+        profile = self._profiles.of(request, self._costs)
+        version = self._costs.version_of(request)
         key = profile, task.job.left.position
         known = self._together.get(key)
         if known is None or known[0] != version:
@@ -150,8 +156,9 @@ class Ways:
         return known[1]
 
     def _batch(self, task: Task, profile: ClassProfile, num: int) -> Iterator[Way]:
-        """On one primary, where the class fits on one."""
-        request, room_bytes = task.job.request, profile.footprint.room_bytes
+        """Yield the ways of a batch on one primary, where the class fits on one."""
+        request = task.job.request
+        room_bytes = profile.footprint.room_bytes
         for way in self._steps(task, profile):
             if way.degree > 1:
                 continue
@@ -168,28 +175,32 @@ class Ways:
         return role_of(self._costs.graph(request.pipeline), stage)
 
     def _steps(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
-        """On primaries, at degrees that are efficient, fit, and are no wider than a node has devices of the pool.
+        """Yield the ways on primaries, at degrees that are efficient, fit, and are no wider than the pool on some node.
 
         At the least that fits if no efficient one does.
         """
-        request, fits = task.job.request, profile.fits
+        request = task.job.request
+        fits = profile.fits
         part = self._layout.part_of(request.pipeline)
         unit = min(_MOST_PENALTY, 1 + request.shape.pixels // PIXELS_PER_TOKEN // _TOKENS_PER_PENALTY)
         for replica in self._layout.replicas(request.pipeline, fits):
             pool = Pool(part, replica.primary)
-            wide, rank = self._layout.widest(pool), tuple(VirtualReplica).index(replica)
+            wide = self._layout.widest(pool)
+            rank = tuple(VirtualReplica).index(replica)
             for speed in _usable(task.group_speeds, [degree for degree in fits[replica.primary] if degree <= wide]):
                 run_ns = task.num_steps * speed.step_ns + self._others_ns(task, replica.primary, speed.degree)
                 yield Way(pool, speed.degree, run_ns, rank * unit)
 
     def _alone(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
-        """Stages of one role before or after the steps: on primaries that hold it, no wider than they can use."""
-        request, graph = task.job.request, self._costs.graph(task.job.request.pipeline)
+        """Yield stages of one role before or after the steps: on primaries that hold it, no wider than they can use."""
+        request = task.job.request
+        graph = self._costs.graph(request.pipeline)
         stage = task.job.stage
         role = None if stage is None else role_of(graph, stage)
         if role is None:
             return
-        part, optimal = self._layout.part_of(request.pipeline), profile.footprint.optimal.get(role, 1)
+        part = self._layout.part_of(request.pipeline)
+        optimal = profile.footprint.optimal.get(role, 1)
         for kind in PlacementType:
             pool = Pool(part, kind)
             wide = self._layout.widest(pool)
@@ -199,8 +210,9 @@ class Ways:
                 yield Way(pool, degree, self._others_ns(task, kind, degree), 0)
 
     def _others_ns(self, task: Task, kind: PlacementType, degree: int) -> int:
-        """The time of the stages without steps, and of what follows a stage on a CPU slot."""
-        request, total_ns = task.job.request, task.head_ns + task.tail_ns
+        """Return the time of the stages without steps, and of what follows a stage on a CPU slot."""
+        request = task.job.request
+        total_ns = task.head_ns + task.tail_ns
         graph = self._costs.graph(request.pipeline)
         for stage, _ in task.job.left.pieces:
             if stage.has_steps or (role := role_of(graph, stage)) is None:
@@ -216,7 +228,7 @@ class Ways:
 
 
 def _has_steps(task: Task, costs: CostModel) -> bool:
-    """Whether role D is ahead of a task, which all stages of a pipeline without steps are."""
+    """Return whether role D is ahead of a task, which all stages of a pipeline without steps are."""
     graph = costs.graph(task.job.request.pipeline)
     return any(role_of(graph, stage) is Role.D for stage, _ in task.job.left.pieces)
 
