@@ -46,7 +46,7 @@ DRIVERS: Mapping[str, tuple[str, ...]] = {
         "pipelines/cuda/state.py CudaState.reason_against",
         "pipelines/cuda/state.py CudaState.remedy",
     ),
-    "cli/test_doctor.py::test_a_cuda_build_without_a_device": ("cli/doctor/machine.py cuda_findings",),
+    "cli/test_doctor.py::test_a_cuda_build_without_a_device": ("cli/commands/doctor.py cuda_findings",),
     "cli/test_fake.py::test_weights_are_made_on_a_card_if_there_is_one": (
         "cli/commands/fake.py _DEVICES",
         "cli/commands/fake.py _device",

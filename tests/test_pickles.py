@@ -25,7 +25,7 @@ RUNS_WHAT_IT_READS = {
     *("multiprocessing.connection", "multiprocessing.managers", "multiprocessing.reduction", "copyreg", "code"),
 }
 PIPE = "comm/messages.py"
-STARTS_PROCESSES = {"runtime/worker_process.py", "sim/compare/pool.py", "sim/plan/trial.py"}
+STARTS_PROCESSES = {"runtime/worker_process.py", "sim/plan/trial.py"}
 """By `multiprocessing`, or by pools on top of it. They listen nowhere themselves."""
 LOADS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("pd", "read_pickle")}
 

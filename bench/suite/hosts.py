@@ -15,7 +15,7 @@ from pathlib import Path
 from suite.case import CaseFailed
 from suite.children import end_with_parent
 from suite.network import Network, Way, network
-from tilework.cli.agents.local_agents import session
+from tilework.cli.local_agents import session
 from tilework.cli.options.nodes import TOKEN
 
 _SECRET = "for this bench"

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from suite.case import CaseFailed, Note
 from suite.waiting import until
-from tilework.cli.agents.local_agents import LocalAgents, local_agents
+from tilework.cli.local_agents import LocalAgents, local_agents
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import RunWork
 from tilework.core.request import Status

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from suite.documents import Block
-from tilework.cli.agents.local_agents import free_port
+from tilework.cli.local_agents import free_port
 
 _READY_S = 600.0  # With other work beside it.
 _STOP_S = 60.0

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from suite.case import CaseFailed
-from tilework.cli.agents.local_agents import free_port, local_agents
+from tilework.cli.local_agents import free_port, local_agents
 from tilework.cli.options.nodes import TOKEN
 from tilework.control.log import read_log
 from tilework.core.actions import Finish, RunWork

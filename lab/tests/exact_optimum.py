@@ -22,7 +22,7 @@ import numpy as np
 from tilework.core.request import Request
 from tilework.cost.demand import Speed
 from tilework.cost.table_costs import TableCosts
-from tilework_lab.optimum.pieces import Due, due_requests
+from tilework_lab.optimum.bound import Due, due_requests
 from tilework_lab.optimum.solver import Builder, Floats, Ints, solve_whole
 
 _MOST_VARIABLES = 50_000

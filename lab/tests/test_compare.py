@@ -30,9 +30,8 @@ from tilework.sim.workloads.requests import BadRequests
 from tilework_lab.compare.figures import Figures, figures_of, jain, nearest_rank, preemptions
 from tilework_lab.compare.grid import chosen, grid
 from tilework_lab.compare.overall import bound_overall, overall_of
-from tilework_lab.compare.pool import Failed, run_all
 from tilework_lab.compare.records import BadRecords, BoundFigures, Record, Records, parse_record
-from tilework_lab.compare.runs import Conditions, Task, config_of, given, run
+from tilework_lab.compare.runs import Conditions, Failed, Task, config_of, given, run, run_all
 from tilework_lab.compare.summary import estimate, summary_of, t_quantile
 from tilework_lab.workloads.tetriserve import TetriServe
 

@@ -19,14 +19,13 @@ from typer.testing import CliRunner
 from builders import PIPELINE, Idle, table
 from tilework.cli import console as output
 from tilework.cli.app import app
-from tilework.cli.views import compare_plot
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
-from tilework_lab.cli import compare_run
+from tilework_lab.cli import compare_run, plot
 from tilework_lab.compare.grid import BATCHING, POLICIES
 from tilework_lab.compare.runs import Task
 
@@ -296,9 +295,9 @@ def test_sizes_are_compared_if_there_are_two(
     num_sizes: int, has_bars: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     panels: list[Any] = []
-    sizes_of = compare_plot._sizes
-    monkeypatch.setattr(compare_plot, "draw_panels", lambda _path, given, _policies, title: panels.extend(given))
-    monkeypatch.setattr(compare_plot, "_sizes", lambda cell: sizes_of(cell)[:num_sizes])
+    sizes_of = plot._sizes
+    monkeypatch.setattr(plot, "draw_panels", lambda _path, given, _policies, title: panels.extend(given))
+    monkeypatch.setattr(plot, "_sizes", lambda cell: sizes_of(cell)[:num_sizes])
     invoke(*SMALL, "--seeds", 1, "--plot", tmp_path / "a.png")
     assert any(isinstance(one, BarPanel) for one in panels) == has_bars
 
@@ -334,7 +333,7 @@ def test_drawing_without_results_is_an_error(tmp_path: Path) -> None:
             "--policies edg: policy 'edg' does not exist; did you mean 'edf'",
         ),
         (["--workload", "ddit", "--policies", "edf,edf"], "--policies edf,edf: edf is named twice; leave one out"),
-        (["--workload", "ddit", "--plot", "a.svg"], "--plot a.svg ends in '.svg'; the picture is a .png"),
+        (["--workload", "ddit", "--plot", "a.svg"], "--plot a.svg ends in '.svg'; the chart is a .png"),
         (["--workload", "ddit", "--full", "--seeds", "4"], "--full means 10 seeds; leave out --full or --seeds 4"),
     ],
 )

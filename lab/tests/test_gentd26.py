@@ -20,7 +20,7 @@ from tilework.cost.degrees import optimal_latency_ns
 from tilework.cost.table_costs import TableCosts
 from tilework.formats.workload import WorkloadRequest
 from tilework.sim.trace import Trace
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import make_workload
 from tilework_lab.workloads.gentd26.fit import read_fit
 from tilework_lab.workloads.gentd26.table import make_table

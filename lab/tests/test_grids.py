@@ -9,11 +9,11 @@ from compared import summary
 
 from tilework.policy import registry
 from tilework.sim.workloads.cells import BadCell, Devices, cell_of
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework_lab.compare.grid import BATCHING, POLICIES, chosen, grid, patchedserve_grid
 from tilework_lab.compare.runs import given
-from tilework_lab.compare.sweeps import sweeps_of
+from tilework_lab.compare.summary import sweeps_of
 from tilework_lab.workloads.tetriserve import TetriServe
 
 

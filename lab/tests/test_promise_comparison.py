@@ -17,8 +17,7 @@ from tilework.cost.table_file import read_table
 from tilework.sim.trace import Ending
 from tilework.sim.workloads.cells import Cell
 from tilework.sim.workloads.family import costs_of
-from tilework.sim.workloads.load import device_seconds
-from tilework.sim.workloads.requests import asking
+from tilework.sim.workloads.requests import asking, device_seconds
 from tilework_lab.compare.figures import EtaFigures, PromiseFigures, promise_figures_of
 from tilework_lab.compare.grid import promises_grid
 from tilework_lab.compare.promises import (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tilework.cli import console as output
 from tilework.cli.app import app
 from tilework.report.panels import Pair, PairPanel, draw_pairs
-from tilework_lab.cli.promise_plot import PARTS, pair_of
+from tilework_lab.cli.plot import PARTS, pair_of
 from tilework_lab.compare.promises import PromiseCounts
 from tilework_lab.compare.runs import Task
 

@@ -1,4 +1,4 @@
-"""What the package says of itself: as it was installed, or in a checkout that never was, as its pyproject.toml does."""
+"""Facts of the package about itself: as installed, or in a checkout that never was, from its pyproject.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def version() -> str:
-    """Such as "0.1.0".
+    """Return the version, such as "0.1.0".
 
     Raises:
         PackageNotFoundError: neither an installation nor a checkout says it.
@@ -27,7 +27,7 @@ def version() -> str:
 
 
 def python_wanted() -> str:
-    """The versions of Python that it runs on, such as ">=3.11". Raises PackageNotFoundError."""
+    """Return the versions of Python that it runs on, such as ">=3.11". Raises PackageNotFoundError."""
     try:
         return importlib.metadata.metadata(_NAME)["Requires-Python"] or ""
     except importlib.metadata.PackageNotFoundError:
@@ -35,7 +35,7 @@ def python_wanted() -> str:
 
 
 def requirements() -> list[str]:
-    """The packages that it asks for, those of an extra with the marker `extra`. Raises PackageNotFoundError."""
+    """Return the packages that it asks for, those of an extra with the marker `extra`. Raises PackageNotFoundError."""
     try:
         return importlib.metadata.requires(_NAME) or []
     except importlib.metadata.PackageNotFoundError:
@@ -45,7 +45,8 @@ def requirements() -> list[str]:
 
 
 def install_command(extra: str = "") -> str:
-    """The command that installs this Tilework again with an extra, from where it came, into the Python that runs it.
+    """Return the command that installs this Tilework again with an extra, from where it came, into the Python that runs
+    it.
 
     No public registry has it: its name alone finds it only where another index does. Raises PackageNotFoundError.
     """
@@ -73,7 +74,7 @@ def install_lab_command() -> str:
 
 
 def _origin() -> tuple[str, bool]:
-    """A path, a URL, or the name for what an index had; and whether the package is used where it lies."""
+    """Return a path, a URL, or the name for what an index had; and whether the package is used where it lies."""
     try:
         found = json.loads(importlib.metadata.distribution(_NAME).read_text("direct_url.json") or "{}")
     except importlib.metadata.PackageNotFoundError:
@@ -89,7 +90,7 @@ def _origin() -> tuple[str, bool]:
 
 
 def _project() -> dict[str, Any]:
-    """The table `project`. A folder into which the package was copied may have a pyproject.toml of its own."""
+    """Return the table `project`. A folder into which the package was copied may have a pyproject.toml of its own."""
     import tomllib  # Few need it: what is installed has metadata.
 
     found = tomllib.loads(_PROJECT.read_text("utf-8")) if _PROJECT.is_file() else {}

@@ -15,7 +15,7 @@ class NotThere(ValueError):
 
 @cache
 def declared_places(group: str) -> Mapping[str, str]:
-    """The places, `module:attribute`, that installed packages declare under this entry point group, by name."""
+    """Return the places, `module:attribute`, that installed packages declare under this entry point group, by name."""
     found = importlib.metadata.entry_points(group=group)
     return {each.name: each.value for each in sorted(found, key=lambda each: each.name)}
 

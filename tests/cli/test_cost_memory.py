@@ -16,11 +16,10 @@ import tiny
 from cards import GB, card
 from cli.command_line import invoke
 from tilework.cli.app import app
-from tilework.cli.cells import Devices
 from tilework.cli.console import UserError
-from tilework.cli.devices import FoundDevices
+from tilework.cli.devices import Devices, FoundDevices
 from tilework.cli.models import model_source, options_of
-from tilework.cli.options.setup import SetupGroup
+from tilework.cli.options.common import SetupGroup
 from tilework.cli.serving import _show_memory
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape

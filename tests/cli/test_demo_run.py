@@ -6,7 +6,7 @@ import io
 
 from PIL import Image
 
-from tilework.cli.demo_run import different
+from tilework.cli.commands.demo import different
 from tilework.client.record import Ending, Record
 from tilework.formats.workload import WorkloadRequest
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from cards import card, with_cards
 from tilework.cli.app import app
-from tilework.cli.doctor import libraries, machine, served
-from tilework.cli.doctor.finding import Finding, Level
+from tilework.cli.commands import doctor
+from tilework.cli.commands.doctor import Finding, Level
 from tilework.distribution import install_command
 from tilework.pipelines.cuda.state import CudaState
 from tilework.pipelines.setup import host_memory
@@ -43,7 +43,7 @@ def asked(*arguments: object) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 def of_cuda(device: str, state: CudaState) -> list[Finding]:
-    return list(machine.cuda_findings(device, state))
+    return list(doctor.cuda_findings(device, state))
 
 
 def test_a_sound_machine_can_serve() -> None:
@@ -106,9 +106,9 @@ def test_without_nvml_workers_take_longer_to_start() -> None:
 def test_cards_need_a_compiler_for_kernels(lacks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(
-        machine.shutil, "which", lambda name: "/usr/bin/clang" if lacks != "compiler" and name == "clang" else None
+        doctor.shutil, "which", lambda name: "/usr/bin/clang" if lacks != "compiler" and name == "clang" else None
     )
-    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     if lacks != "headers":
         (tmp_path / "Python.h").touch()
     found = {one.what: one for one in of_cuda("auto", with_cards(card()))}["C compiler"]
@@ -123,8 +123,8 @@ def test_cards_need_a_compiler_for_kernels(lacks: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("free_bytes", "level"), [(64 << 20, Level.WARNING), (8 << 30, Level.OK)])
 def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, free_bytes: int, level: Level) -> None:
     usage = SimpleNamespace(total=free_bytes, used=0, free=free_bytes)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
-    found = machine.shared_memory_finding()
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    found = doctor.shared_memory_finding()
     assert found.level is level
     assert ("--shm-size" in found.remedy) == (level is Level.WARNING)
 
@@ -136,18 +136,18 @@ def test_memory_is_that_of_the_container(monkeypatch: pytest.MonkeyPatch, tmp_pa
     whole.write_text(f"MemTotal: {128 * GB // 1024} kB\nMemAvailable: {64 * GB // 1024} kB\n")
     for name, file in (("_GROUP_LIMIT", limit), ("_GROUP_USE", use), ("_MACHINE", whole)):
         monkeypatch.setattr(host_memory, name, file)
-    assert machine.memory_finding(0).level is Level.OK
-    assert machine.memory_finding(100 * GB).level is Level.WARNING, "the weights alone are more"
+    assert doctor.memory_finding(0).level is Level.OK
+    assert doctor.memory_finding(100 * GB).level is Level.WARNING, "the weights alone are more"
     limit.write_text(f"{5 * GB}\n")
-    found = machine.memory_finding(0)
+    found = doctor.memory_finding(0)
     assert found.level is Level.WARNING
     assert found.found.startswith("2.0 GB free")
 
 
 def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _which: (512, 1024))
-    assert machine.open_files_finding(384).level is Level.OK
-    few = machine.open_files_finding(1000)
+    assert doctor.open_files_finding(384).level is Level.OK
+    few = doctor.open_files_finding(1000)
     assert "enough for 384 of 1000" in few.found
     assert "ulimit -Hn 4000" in few.remedy
 
@@ -163,7 +163,7 @@ def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_packages_are_compared_with_their_ranges(extra: str, asked_for: str, level: Level, text: str) -> None:
-    found = libraries.packages_finding(extra, [Requirement(asked_for)])
+    found = doctor.packages_finding(extra, [Requirement(asked_for)])
     assert found.level is level
     assert text in found.found
     assert bool(found.remedy) == (level is not Level.OK)
@@ -171,13 +171,13 @@ def test_packages_are_compared_with_their_ranges(extra: str, asked_for: str, lev
 
 def test_a_part_of_what_is_optional_is_no_error() -> None:
     """Other programs may need it."""
-    found = libraries.packages_finding("quantize", [Requirement("numpy"), Requirement("a-package-that-is-not")])
+    found = doctor.packages_finding("quantize", [Requirement("numpy"), Requirement("a-package-that-is-not")])
     assert (found.level, found.found) == (Level.WARNING, "a-package-that-is-not not installed")
 
 
 def test_each_extra_has_its_own_packages() -> None:
     named = [Requirement(text) for text in ("numpy", 'torch; extra == "serve"', 'redis; extra == "redis"')]
-    assert [[one.name for one in libraries._of(named, extra)] for extra in ("", "serve", "redis", "solve")] == [
+    assert [[one.name for one in doctor._of(named, extra)] for extra in ("", "serve", "redis", "solve")] == [
         ["numpy"],
         ["torch"],
         ["redis"],
@@ -186,31 +186,31 @@ def test_each_extra_has_its_own_packages() -> None:
 
 
 def test_an_old_python() -> None:
-    assert libraries.python_finding("3.12.1", SpecifierSet(">=3.11")).level is Level.OK
-    assert libraries.python_finding("3.10.9", SpecifierSet(">=3.11")).level is Level.ERROR
+    assert doctor.python_finding("3.12.1", SpecifierSet(">=3.11")).level is Level.OK
+    assert doctor.python_finding("3.10.9", SpecifierSet(">=3.11")).level is Level.ERROR
 
 
 def test_without_the_extension_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
-    found = libraries._extension_finding()
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    found = doctor._extension_finding()
     assert found.level is Level.WARNING
     assert "C compiler" in found.remedy
 
 
 def test_an_encoder_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served.videos_finding().level is Level.OK
+    assert doctor.videos_finding().level is Level.OK
     monkeypatch.setattr(mp4, "_AAC", "an-encoder-that-is-not")
-    found = served.videos_finding()
+    found = doctor.videos_finding()
     assert found.level is Level.ERROR
     assert "lacks an-encoder-that-is-not" in found.found
 
 
 def test_without_pyav_pictures_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = libraries._version
+    installed = doctor._version
     monkeypatch.setitem(sys.modules, "av", None)
-    monkeypatch.setattr(libraries, "_version", lambda name: None if name == "av" else installed(name))
-    (packages,) = (one for one in libraries.library_findings() if one.what == "packages of [serve]")
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "av" else installed(name))
+    (packages,) = (one for one in doctor.library_findings() if one.what == "packages of [serve]")
     assert packages.level is Level.OK
-    found = served.videos_finding()
+    found = doctor.videos_finding()
     assert found.level is Level.WARNING
     assert found.remedy == install_command("serve")

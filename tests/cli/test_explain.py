@@ -23,8 +23,8 @@ from recorded import SOON_NS, Recorded, recorded
 from stages import DECODE, DIFFUSE, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
-from tilework.cli.views import request_names
-from tilework.cli.views.request_names import RequestNames
+from tilework.cli.views import explanation as request_names
+from tilework.cli.views.explanation import RequestNames
 from tilework.control.decisions import DecisionKind, describe, describe_all, devices_text, span_text
 from tilework.control.history import PastRequest
 from tilework.core.actions import (
@@ -265,13 +265,12 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     assert summary["starts_forced"] == 0
     held = sum(isinstance(action, HoldBack) for past in mixed.history.requests for _, action in past.actions)
     assert summary["held_back"] == held
-    forced = f"0 of {summary['works']} runs were started by the guard for them"
-    assert f"promises: 1 kept, 0 broken; {forced}; starts and stops held back: {held}\n" in text
+    forced = f"the guard started 0 of {summary['works']} runs for them"
+    assert f"promises: 1 kept, 0 broken; {forced}; it held back {held} starts and stops\n" in text
     later = "later" if middle >= 0 else "earlier"
-    assert (
-        f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than predicted in the median" in text
-    )
-    assert f", {summary['attainment']:.1%} of deadlines were kept\n" in text
+    error = span_text(ns_from_s(abs(summary["eta_error_median_s"])))
+    assert f"predicted finishes: requests ended {error} {later} than predicted (median; " in text
+    assert f", {summary['attainment']:.1%} of deadlines kept\n" in text
 
 
 def test_a_request_has_decisions_works_and_the_end(mixed: Recorded, log: Path) -> None:
@@ -348,7 +347,7 @@ def test_a_summary_shows_beginnings_that_name_one_request_and_no_name_takes_two_
     assert [document(path, one)["uid"] for one in wanted] == uids
     assert lines[-1].endswith(f"tilework explain {path} {shown[0]}")
     waited = explain(path, shown[0]).output
-    assert any(f"its devices worked for {one} " in waited for one in shown[1:])
+    assert any(f"its devices ran {one} " in waited for one in shown[1:])
     assert sum(uid in waited for uid in uids) == 1, "in full it names itself alone"
     assert "3 requests" in (said := refusal(path, "cfe4"))
     assert said.endswith("cfe419fa-0, cfe419fa-1, cfe419fb")

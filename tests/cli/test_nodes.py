@@ -106,7 +106,7 @@ def test_a_server_may_start_with_fewer_nodes(monkeypatch: pytest.MonkeyPatch, mi
     ("option", "value"), [("--agents", "127.0.0.1:7070"), ("--least-nodes", 1), ("--state-copies", 2)]
 )
 def test_what_nodes_have_is_refused_without_any(mistake: Callable[..., str], option: str, value: object) -> None:
-    assert mistake("serve", option, value).startswith(f"{option} is {value}, and nothing says that there are nodes")
+    assert mistake("serve", option, value).startswith(f"{option} is {value}, and the server has no nodes")
 
 
 def test_an_agent_has_a_server_or_a_registry(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

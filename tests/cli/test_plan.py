@@ -120,7 +120,7 @@ def test_what_cannot_be_answered_is_told_beside_the_answer(folder: Path) -> None
         (["--price", "x=1"], "--price x=1: 'x' is not one of the hardware"),
         (["--price", "COSTS=0"], "'0' is not a price; give US dollars per hour above 0"),
         (["--price", "COSTS=1", "--price", "COSTS=2"], "has a price already"),
-        (["--plot", "plan.pdf"], "--plot plan.pdf ends in '.pdf'; the picture is a .png"),
+        (["--plot", "plan.pdf"], "--plot plan.pdf ends in '.pdf'; the chart is a .png"),
         (["--policy", "edff"], "policy 'edff' does not exist; did you mean"),
         (["--policy", "deadline-belady"], "only a simulation can run it"),
         (["--served", "4"], "--served is '4'; give the devices and the requests on time, such as 8,412"),

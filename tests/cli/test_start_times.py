@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tilework.cli.views.start_times import StartTimes, process_age_s
+from tilework.cli.serving import StartTimes, process_age_s
 from tilework.core.model import ModelInfo
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.reports import LoadedModel
@@ -39,8 +39,8 @@ def test_the_parts_are_the_whole_start() -> None:
         "picture_s": 0.25,
     }
     assert times.line() == (
-        "first picture after 13.8 s at the earliest: imports 1.5, processes 4.0, models 3.0, first runs 4.0, "
-        "measuring 1.0, a picture 0.2"
+        "first image after 13.8 s at the earliest: imports 1.5, processes 4.0, models 3.0, first runs 4.0, "
+        "measuring 1.0, an image 0.2"
     )
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tilework.cli.agents.user_token import user_token
 from tilework.cli.console import UserError
-from tilework.cli.nodes import token
+from tilework.cli.nodes import token, user_token
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_it_is_made_once_and_for_its_user_alone(state: Path) -> None:
 
 
 def test_processes_that_make_it_at_once_agree(state: Path) -> None:
-    program = "from tilework.cli.agents.user_token import user_token; print(user_token().decode())"
+    program = "from tilework.cli.nodes import user_token; print(user_token().decode())"
     command = [sys.executable, "-c", program]
     asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert len({one.communicate()[0] for one in asking}) == 1

@@ -160,7 +160,7 @@ def test_an_answer_has_several_and_what_differs_here_is_said(directory: Path, tm
     file = tmp_path / "answer.json"
     file.write_text(answer(pngs))
     first, second = found(file, "--model", directory / "model")["pictures"]
-    assert (first["place"], second["place"]) == (f"{file}, picture 0", f"{file}, picture 1")
+    assert (first["place"], second["place"]) == (f"{file}, image 0", f"{file}, image 1")
     assert {name: there for name, (there, _) in first["differences"].items()} == {
         "libraries": "torch 1.0",
         "hardware": "abacus",
@@ -199,7 +199,7 @@ def test_given_pictures_and_clips(name: str, tmp_path: Path) -> None:
         (b"x", "nor the JSON of an answer; give a PNG of `tilework generate`"),
         (encode(Image(1, 1, bytes(3)), "jpeg", 90), "neither a PNG, as files must be to say how they were made"),
         (b'{"data": [{"url": "x"}]}', "nor the JSON of an answer; give a PNG of `tilework generate`"),
-        (b'{"data": []}', "holds no picture"),
+        (b'{"data": []}', "holds no image"),
         (b"\x89PNG\r\n", "is no PNG that can be read"),
         (encode(Image(1, 1, bytes(3)), "png", 90), "lacks the text chunk 'tilework', which says how it was made"),
         (encode(Image(1, 1, bytes(3)), "png", 90, 0, {"tilework": "{}"}), "another version of tilework"),

@@ -75,7 +75,7 @@ def test_list_names_every_workload_with_what_it_is_for() -> None:
 def test_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.out, "width", 80)
     listed, shown = said("workload", "list"), said("workload", "show", "tetriserve")
-    assert re.search(r"^ +tetriserve +pictures of four sizes ", listed, re.MULTILINE)
+    assert re.search(r"^ +tetriserve +images of four sizes ", listed, re.MULTILINE)
     assert re.search(r"^ flux.1-dev +2048x2048 +20 +75 ", shown, re.MULTILINE)
 
 
@@ -201,6 +201,6 @@ def test_show_reports_errors_in_a_file(tmp_path: Path, mistake: Callable[..., st
     write_workload(path, make_workload("ddit", {"num_requests": 3}).requests(0))
     assert mistake("show", path, "--scale", 2).startswith(f"{path} is a file, whose requests are fixed;")
     assert "pipeline 'opensora' is not in the cost table" in mistake("show", path, "--cost", "flux1_l20")
-    assert mistake("show", path, "--png", "r.gif") == "r.gif ends in '.gif'; the picture is a .png"
+    assert mistake("show", path, "--png", "r.gif") == "r.gif ends in '.gif'; the chart is a .png"
     path.write_text("{}\n")
     assert mistake("show", path).startswith(f'{path}:1: "arrival_s" is missing')

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import clock
-from tilework.client import pool
+from tilework.client import drive as pool
 from tilework.client.dialect import Dialect
 from tilework.client.drive import drive
 from tilework.client.record import Ending

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.client.mix import (
+    PROMPTS,
     mixed_workload,
     parse_size,
     parse_sizes,
     parse_slo,
+    read_prompts,
     with_slo,
 )
-from tilework.client.prompts import PROMPTS, read_prompts
 from tilework.core.arrivals import constant_s, first_s, poisson_s, varying_s
 from tilework.core.request import OnMiss, Shape
 from tilework.core.shares import dealt, skewed

@@ -27,8 +27,7 @@ from tilework.sim.config import SimConfig
 from tilework.sim.faults import Faults
 from tilework.sim.invariants import Invariants
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Trace
-from tilework.sim.trace_checks import Violation
+from tilework.sim.trace import Trace, Violation
 
 TEXT, DENOISER, VAE = Component("text", 2), Component("denoiser", 5), Component("vae", 1)
 ALL = ("text", "denoiser", "vae")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tilework.cli.agents.local_agents import LocalAgents as Agents
-from tilework.cli.agents.local_agents import local_agents
+from tilework.cli.local_agents import LocalAgents as Agents
+from tilework.cli.local_agents import local_agents
 
 TOKEN = "known to both"
 

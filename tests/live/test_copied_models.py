@@ -14,7 +14,7 @@ import pytest
 
 from builders import table
 from live.nodes import TOKEN
-from tilework.cli.agents.local_agents import local_agents
+from tilework.cli.local_agents import local_agents
 from tilework.control.controller import ControllerConfig
 from tilework.core.model import ModelSource
 from tilework.core.request import Status

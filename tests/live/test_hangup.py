@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from processes import descendants, is_alive, title
-from tilework.cli.agents.local_agents import free_port
+from tilework.cli.local_agents import free_port
 from waiting import eventually
 
 pytestmark = pytest.mark.slow

@@ -37,7 +37,7 @@ from tilework.core.wire.spec import VideoFormat
 from tilework.core.work import Group, Member, Work
 from tilework.cost.table_file import table_json
 from tilework.pipelines.video.export import video_file
-from tilework.report.similarity import psnr_db
+from tilework.report.cache_quality import psnr_db
 from tilework.runtime.observer import EndedWork
 from waiting import eventually
 

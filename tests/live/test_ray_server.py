@@ -18,7 +18,7 @@ from builders import table
 from live.ray_here import ray
 from live.test_durable import Server, kept_step, kill_amid, uid_of
 from processes import descendants, title
-from tilework.cli.agents.local_agents import free_port
+from tilework.cli.local_agents import free_port
 from tilework.cli.nodes import kept_name
 from tilework.cost.table_file import table_json
 from tilework.runtime.nodes.ray_agents import NAMESPACE

@@ -19,7 +19,7 @@ from suite.etcd import Etcd, etcd
 
 from debian import has
 from live.nodes import TOKEN
-from tilework.cli.agents.local_agents import session
+from tilework.cli.local_agents import session
 from tilework.client.drive import drive
 from tilework.client.record import Ending
 from tilework.formats.workload import WorkloadRequest

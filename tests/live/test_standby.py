@@ -21,7 +21,7 @@ import pytest
 from builders import table
 from live.nodes import TOKEN
 from live.test_durable import Server, entries, first_steps, kept_step, kept_steps, kill_amid, stop_amid, uid_of
-from tilework.cli.agents.local_agents import LocalAgents, free_port, local_agents, session
+from tilework.cli.local_agents import LocalAgents, free_port, local_agents, session
 from tilework.cli.options.nodes import TOKEN as TOKEN_VARIABLE
 from tilework.control.log import LogEntry
 from tilework.core.actions import Finish

@@ -12,7 +12,7 @@ from tilework.core.work import Work
 from tilework.cost.demand import fitting_degrees, step_degrees, step_speeds, usable_degree
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework_lab.optimum.pieces import due_requests
+from tilework_lab.optimum.bound import due_requests
 
 WIDE = table(degrees=(1, 2, 4))
 ONE_DEVICE = {

@@ -15,7 +15,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import Request, Status
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.trace import Trace
-from tilework_lab.optimum.pieces import due_requests
+from tilework_lab.optimum.bound import due_requests
 
 SHARING = {"tilework", "tetriserve", "tetriserve-early", "patchedserve", "mixed-cache", "nirvana"}
 NEEDS = {ENCODE: "text", DIFFUSE: "denoiser", DECODE: "vae"}

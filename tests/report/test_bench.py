@@ -13,11 +13,10 @@ from tilework.formats.schedule import RequestLine, Schedule
 from tilework.formats.workload import WorkloadRequest
 from tilework.report.chart import chart_of_schedule
 from tilework.report.compare import comparison, differences
-from tilework.report.lanes import pack
 from tilework.report.latency import draw_latency
 from tilework.report.served import schedule_of_timelines, served_figures
 from tilework.report.tables import summary
-from tilework.report.timeline import draw_timeline
+from tilework.report.timeline import draw_timeline, pack
 
 SMALL = Shape(64, 64)
 times = st.integers(0, 30)
@@ -140,7 +139,7 @@ def test_ratios_are_b_over_a_or_none():
         {"config": {"rate": r, "url": r}, "result": summary(seen)} for r, seen in ((1, [Seen()]), (2, [Seen()] * 2))
     ]
     ratios = {(e["size"], e["figure"]): e["ratio"] for e in comparison(*sides)}
-    assert ratios["all", "pictures/s"] == ratios["all", "good/s"] == 2.0
+    assert ratios["all", "images/s"] == ratios["all", "good/s"] == 2.0
     assert ratios["64x64", "p50 s"] == 1.0
     assert differences(*sides) == {"rate": (1, 2)}
     nothing = {"config": {}, "result": summary([Seen(status="failed", on_time=False)])}

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from tilework.core.cache import CacheChoice, CacheKind
-from tilework.report.cache_quality import CachedPicture, draw_cache_curve, draw_cache_sheet, summarise
-from tilework.report.similarity import psnr_db, ssim
+from tilework.report.cache_quality import CachedPicture, draw_cache_curve, draw_cache_sheet, psnr_db, ssim, summarise
 
 PATCH = CacheChoice(CacheKind.PATCH, 0.01)
 

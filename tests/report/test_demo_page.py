@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.report.contact_sheet import Frame
-from tilework.report.pages.demo_page import write_demo_page
-from tilework.report.pages.stage_times import StageTime
+from tilework.report.pages.demo_page import StageTime, write_demo_page
 
 
 def frame(caption: str, image: bytes | None = b"mp4", **more: Any) -> Frame:

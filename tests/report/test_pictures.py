@@ -150,9 +150,9 @@ def test_contact_sheet_fills_its_rows(tmp_path):
 
 def test_contact_sheet_names_the_picture_that_it_cannot_read(tmp_path):
     frames = [Frame(image=png(8, 8), caption="", size=""), Frame(image=b"GIF?", caption="", size="")]
-    with pytest.raises(ValueError, match=r"picture 1 .* cannot be read"):
+    with pytest.raises(ValueError, match=r"image 1 .* cannot be read"):
         draw_contact_sheet(tmp_path / "sheet.png", frames)
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="no images"):
         draw_contact_sheet(tmp_path / "sheet.png", [])
 
 

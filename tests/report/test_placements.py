@@ -14,9 +14,7 @@ from placements import staged_table
 from recorded import Recorded, recorded
 from report.charts import pixels
 from tilework.cli.views.charts import chart_of_history
-from tilework.cli.views.explanation import summary_document
-from tilework.cli.views.explanation_text import print_summary
-from tilework.cli.views.request_names import RequestNames
+from tilework.cli.views.explanation import RequestNames, print_summary, summary_document
 from tilework.core.time import s_from_ns
 from tilework.report.pages.timeline_page import page
 from tilework.report.perfetto import trace_events

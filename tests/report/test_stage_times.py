@@ -8,14 +8,14 @@ import pytest
 
 from builders import PIPELINE, request, table
 from stages import DECODE, DIFFUSE, stage_of
-from tilework.cli.views.stage_times import stage_times
+from tilework.cli.views.schedules import stage_times
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import History, PastRequest, PastWork
 from tilework.control.log import LogHeader
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Member, Work
-from tilework.report.pages.stage_times import StageTime, stage_times_sentence, stage_times_table
+from tilework.report.pages.demo_page import StageTime, stage_times_sentence, stage_times_table
 
 TABLE = table(step_s=0.1, decode_s=0.2)
 REQUESTS = (request("a"), replace(request("b"), preview_every=1), request("c"))

@@ -14,10 +14,9 @@ import pytest
 from tilework.core.request import Shape
 from tilework.cost.mixes import MixBlock
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import costs_of, table_of
-from tilework.sim.workloads.load import device_seconds
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter, costs_of, table_of
 from tilework.sim.workloads.registry import family, make_workload
+from tilework.sim.workloads.requests import device_seconds
 
 TABLES = {
     "tridentserve-sd3": "sd3medium_l20",

@@ -32,8 +32,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import Faults, parse_faults
 from tilework.sim.fuzz import Choice, run_seed, run_seeds
-from tilework.sim.models.catalog import SimCatalog
-from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
+from tilework.sim.models.catalog import AddLora, Change, RemoveLora, RemoveModel, ServeModel, SimCatalog, TimedChange
 from tilework.sim.scenarios.scenario import scenario
 from tilework.sim.simulation import Simulation
 

@@ -20,8 +20,7 @@ from tilework.cost.table import CostTable
 from tilework.policy.placement.utilisation import proportional
 from tilework.sim.config import SimConfig
 from tilework.sim.plan.error import ComparedWith, PastRun, error_of_run, shipped_error
-from tilework.sim.plan.interval import Block, num_to_show, share_of
-from tilework.sim.plan.judge import BLOCKS, Decided, Judge
+from tilework.sim.plan.interval import BLOCKS, Block, Decided, Judge, num_to_show, share_of
 from tilework.sim.plan.mix import cheapest
 from tilework.sim.plan.search import Sized, Sizing, Verdict, fewest_devices, more_points, numbers_of
 from tilework.sim.plan.stages import NoStages, stage_plan

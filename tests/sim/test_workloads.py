@@ -16,9 +16,7 @@ from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns, useful_degrees
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
-from tilework.sim.workloads.family import RatedFamily, costs_of, diurnal, stream
-from tilework.sim.workloads.load import device_seconds
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter, RatedFamily, costs_of, diurnal, stream
 from tilework.sim.workloads.registry import (
     UnknownWorkload,
     family,
@@ -27,6 +25,7 @@ from tilework.sim.workloads.registry import (
     values_of,
     workload_names,
 )
+from tilework.sim.workloads.requests import device_seconds
 
 RATED = [name for name in workload_names() if issubclass(family(name), RatedFamily)]
 COUNTS = {"num_requests": 24, "cycles": 3, "bursts": 5, "runs": 2, "to_hour": 15}

@@ -22,7 +22,7 @@ import tiny
 from commands import MODEL, decode, encode, import_state, steps
 from runtime.rig import PingPong
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
-from tilework.cli.sizes import parse_bytes
+from tilework.cli.options.common import parse_bytes
 from tilework.comm.groups import Groups
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Reject, RunWork

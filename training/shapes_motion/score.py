@@ -24,8 +24,7 @@ from diffusers import WanPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
-from tilework.report.clip_sheet import draw_frames
-from tilework.report.contact_sheet import Frame
+from tilework.report.contact_sheet import Frame, draw_frames
 from training.shapes_motion.drawing import Scene, all_scenes, caption, draw, split_scenes
 from training.shapes_motion.judge import Verdict, judge
 from training.shapes_motion.model import DEFAULTS

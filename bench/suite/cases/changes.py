@@ -20,7 +20,7 @@ from suite.cases.loras import Loras
 from suite.cases.weights import save_model
 from suite.server import Server, serving
 from suite.stats import exact, extremes
-from tilework.cli.agents.local_agents import free_port, local_agents
+from tilework.cli.local_agents import free_port, local_agents
 from tilework.runtime.worker_process import resident_bytes
 
 _ADMIN = {"Authorization": "Bearer bench"}

@@ -23,7 +23,7 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.etcd import Etcd, etcd
 from suite.registry_proxy import RegistryProxy, registry_proxy
 from suite.stats import exact, extremes
-from tilework.cli.agents.local_agents import session
+from tilework.cli.local_agents import session
 from tilework.cli.options.nodes import TOKEN
 
 FAULTS = ("silent", "wrong", "wiped", "slow")

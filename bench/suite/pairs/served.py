@@ -20,7 +20,7 @@ from threading import Thread, Timer
 
 from suite.children import end_with_parent
 from suite.pairs.calls import answers
-from tilework.cli.agents.local_agents import free_port, local_agents, session
+from tilework.cli.local_agents import free_port, local_agents, session
 
 READY_S, STOP_S = 240.0, 90.0
 """Far beyond what a busy machine takes: what is not there by then hangs."""

@@ -13,19 +13,17 @@ from suite.stats import Interval, extremes
 from tilework.control.controller import ControllerConfig
 from tilework.report.panels import Curve, CurvePanel
 from tilework.sim.config import SimConfig
-from tilework.sim.garbage import without_collections
-from tilework.sim.simulation import Observe, Simulation
+from tilework.sim.simulation import Observe, Simulation, without_collections
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.cells import Cell, Devices, cell_of
 from tilework.sim.workloads.requests import to_requests
 from tilework_lab.compare.figures import Figures
-from tilework_lab.compare.pool import Failed, run_all
 from tilework_lab.compare.records import Records, key_of
-from tilework_lab.compare.runs import Conditions, Task, config_of, given
+from tilework_lab.compare.runs import Conditions, Failed, Task, config_of, given, run_all
 
 Point = TypeVar("Point")
 Runs = Mapping[tuple[str, str], Sequence[Figures]]
-"""By name of the cell and policy, seed by seed."""
+"""Records by name of the cell and policy, seed by seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +50,16 @@ class CachedRuns:
     brief: bool = False
 
     def cell(self, text: str, num_devices: int | None = None) -> Cell:
-        """Of `NAME,key=value...`, as for `tilework compare --workload`."""
+        """Return the cell of `NAME,key=value...`, as for `tilework compare --workload`."""
         count = "" if self.num_requests is None else f",num={self.num_requests}"
         return cell_of(text + count, Devices(num_devices=num_devices))
 
     def points(self, sweep: Sequence[Point]) -> Sequence[Point]:
-        """The first and the last of a sweep if it is to be brief, else all."""
+        """Return the first and the last of a sweep if it is to be brief, else all."""
         return list(dict.fromkeys((sweep[0], sweep[-1]))) if self.brief else sweep
 
     def runs(self, cells: Iterable[Cell], policies: Sequence[str], conditions: Conditions | None = None) -> Runs:
-        """Raises CaseFailed if a policy breaks."""
+        """Run the cells. Raises CaseFailed if a policy breaks."""
         conditions = conditions or Conditions()
         tasks = [
             Task(cell=cell, seed=seed, policy=policy)
@@ -86,7 +84,7 @@ class CachedRuns:
 
 
 def traced(cell: Cell, policy: str, seed: int, observe: Observe | None = None) -> Trace:
-    """One run with all that it did, which is not kept. `observe` is called after each event."""
+    """Run once, and return all that happened, which is not kept. Calls `observe` after each event."""
     asked, table = given(cell, seed)
     simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_devices=cell.num_devices, seed=seed))
     with without_collections():
@@ -94,7 +92,7 @@ def traced(cell: Cell, policy: str, seed: int, observe: Observe | None = None) -
 
 
 def mean_of(runs: Sequence[Figures], read: Callable[[Figures], float | None]) -> float:
-    """The mean over the seeds of a value that every run has."""
+    """Return the mean over the seeds of a value that every run has."""
     return fmean(value for one in runs if (value := read(one)) is not None)
 
 
@@ -103,13 +101,13 @@ def attainment(runs: Sequence[Figures]) -> float:
 
 
 def size_attainment(runs: Sequence[Figures], size: str) -> float:
-    """The attainment of the requests of one size, over all seeds together."""
+    """Return the attainment of the requests of one size, over all seeds together."""
     found = [one.by_size[size] for one in runs if size in one.by_size]
     return sum(one.num_on_time for one in found) / max(1, sum(one.num_due for one in found))
 
 
 def range_of(values: Sequence[float]) -> Interval:
-    """The mean, and the extremes of the points of a sweep."""
+    """Return the mean, and the extremes of the points of a sweep."""
     return extremes(values, fmean)
 
 
@@ -126,12 +124,12 @@ def percent(share: float) -> str:
 
 
 def share_table(title: str, xs: Sequence[float], shares: Mapping[str, Sequence[float]]) -> Table:
-    """A row for each name, a column for each x."""
+    """Return a row for each name, a column for each x."""
     rows = tuple((name, *map(percent, found)) for name, found in shares.items())
     return Table(title=title, columns=("policy", *(f"{x:g}" for x in xs)), rows=rows)
 
 
 def share_curves(title: str, x_label: str, xs: Sequence[float], shares: Mapping[str, Sequence[float]]) -> CurvePanel:
-    """The same as a picture."""
+    """Return the same as a chart."""
     curves = {name: Curve(xs=tuple(map(float, xs)), ys=tuple(found)) for name, found in shares.items()}
     return CurvePanel(title=title, x_label=x_label, y_label="on time", curves=curves)

@@ -35,13 +35,13 @@ LOADS = ("0.25", "0.5", "0.75", "1", "burst")
 METRICS = {"p99": "p99_s", "mean": "mean_s"}
 REQUESTS = 100
 MANY_GPUS, MANY_REQUESTS = 64, 200
-OUR_MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "1:1:4")  # Of the ten of the workload; five are in figure 10.
+OUR_MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "1:1:4")  # Figure 10 has five of the workload's ten.
 READINGS = {"held": "until its own last work ends", "all": "until the last work of all ends"}
 MANY_BASELINES = ("fixed-sp4", "spci", "dpci", "dp")
 MANY_DRAWN = ("ddit", *MANY_BASELINES)
 MANY_POLICIES = (*MANY_DRAWN, "tilework")
 
-# By how many % DDiT lowers a metric, as §6.2 says: loads, compared policy, metric.
+# Percent by which DDiT lowers a metric, as §6.2 says: loads, compared policy, metric.
 TOLD: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("0.25",), "fixed-sp4", "p99", "12.9"),
     (("0.5",), "fixed-sp2", "p99", "10.7"),
@@ -99,14 +99,14 @@ class _Sweep:
         return list(dict.fromkeys(load for _, load in self.cells))
 
     def cuts(self, loads: Sequence[str], name: str, rival: str, metric: str) -> list[float]:
-        """By how much `name` is below `rival`, as a share of the latter, in each mix at each of these loads."""
+        """Return by how much `name` is below `rival`, as a share of the latter, in each mix at each of these loads."""
         return [self.cut(mix, load, name, rival, metric) for mix, load in self.cells if load in loads]
 
     def cut(self, mix: str, load: str, name: str, rival: str, metric: str) -> float:
         return 1 - self.value(mix, load, name, metric) / self.value(mix, load, rival, metric)
 
     def normalised(self, load: str, name: str, metric: str, names: Sequence[str]) -> list[float]:
-        """In each mix over the worst of `names` there."""
+        """Return the ratio in each mix over the worst of `names` there."""
         return [
             self.value(mix, load, name, metric) / max(self.value(mix, load, one, metric) for one in names)
             for mix in self.mixes()
@@ -198,7 +198,8 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
 def figure_12(cached: CachedRuns) -> RemadeFigure:
     """The same: device seconds from the burst on, by two readings of what a device is paid for."""
     found = _on_many(cached)
-    tables, checks = [], []
+    tables = []
+    checks = []
     for reading, what in READINGS.items():
         ratios = {
             name: [figures[name][reading] / figures["optimum"]["held"] for figures in found.values()]
@@ -260,8 +261,12 @@ def figure_13(cached: CachedRuns) -> RemadeFigure:
 
 
 def _freed_share(cell: Cell) -> float:
-    """Half of the device time of decodes, of all that requests of static DoP 2 hold: what decoupling can save."""
-    table, held_s, freed_s = cell.costs(), 0.0, 0.0
+    """Return the share of half the decodes' device time in all that requests of static DoP 2 hold: what decoupling can
+    save.
+    """
+    table = cell.costs()
+    held_s = 0.0
+    freed_s = 0.0
     for one in to_requests(cell.requests(0)):
         decode_s = _seconds(table, DECODE, one.shape, STATIC_DOP)
         held_s += STATIC_DOP * (one.steps * _seconds(table, DIFFUSE, one.shape, STATIC_DOP) + decode_s)
@@ -273,7 +278,8 @@ def figure_14(cached: CachedRuns) -> RemadeFigure:
     """Promotion on and off, one node."""
     names = ("ddit", "ddit-unpromoted")
     sweep = _swept(cached, names)
-    rows, checks = [], []
+    rows = []
+    checks = []
     for metric, told in (("p99", 0.352), ("mean", 0.135)):
         for load in sweep.loads():
             cuts = sweep.cuts([load], *names, metric)
@@ -358,7 +364,7 @@ def _normalised_bars(sweep: _Sweep, names: Sequence[str], title: str) -> bytes:
 
 
 def _on_many(cached: CachedRuns) -> dict[str, dict[str, dict[str, float]]]:
-    """By mix and policy: p99, mean, busy and held. `optimum` has only what it is held for."""
+    """Return p99, mean, busy and held by mix and policy. `optimum` has only what it is held for."""
     found = {}
     for mix in cached.points(OUR_MIXES):
         cached.note(f"64 devices, {mix}")
@@ -384,7 +390,8 @@ def _held(cell: Cell, name: str) -> dict[str, float]:
 
 def _optimum_s(cell: Cell) -> float:
     """Algorithm 1 with the batch model: device seconds of the best division, the mix being known."""
-    table, requests = cell.costs(), to_requests(cell.requests(0))
+    table = cell.costs()
+    requests = to_requests(cell.requests(0))
     classes = [
         RequestClass(
             name=str(shape),

@@ -37,12 +37,12 @@ Model = Callable[[float, float, int], float]
 
 
 def batch_s(amount: float, service_s: float, num_groups: int) -> float:
-    """When a backlog is done that is spread evenly over the groups. Source: DDiT §4.2.2, equation 3."""
+    """Return when a backlog is done that is spread evenly over the groups. Source: DDiT §4.2.2, equation 3."""
     return ceil(amount / num_groups) * service_s
 
 
 def queue_s(amount: float, service_s: float, num_groups: int) -> float:
-    """Mean time in the system of Poisson arrivals with equal service times: M/D/1 exactly, M/D/c approximately.
+    """Return the mean time in the system of Poisson arrivals with equal service times: M/D/1 exactly, M/D/c about.
 
     Source: DDiT appendix A, equations 6 and 7, corrected as said at the head of this file.
     """
@@ -54,7 +54,7 @@ def queue_s(amount: float, service_s: float, num_groups: int) -> float:
 
 
 def _erlang_c(offered: float, num_servers: int) -> float:
-    """How probable it is that an arrival finds all servers of an M/M/c queue busy, with `offered` < `num_servers`."""
+    """Return the probability that an arrival finds all M/M/c servers busy, with `offered` < `num_servers`."""
     blocked = 1.0
     for servers in range(1, num_servers + 1):
         blocked = offered * blocked / (servers + offered * blocked)
@@ -62,7 +62,7 @@ def _erlang_c(offered: float, num_servers: int) -> float:
 
 
 class Objective(StrEnum):
-    """What is added up over the classes."""
+    """Sums over the classes."""
 
     OCCUPANCY = "occupancy"  # Devices times seconds, as Algorithm 1 does.
     LATENCY = "latency"  # Seconds times the class's share of the requests: the mean over all requests.
@@ -89,7 +89,7 @@ class Allocation:
 
 
 def groups_within_nodes(first: int, end: int, degree: int, devices_per_node: int) -> int:
-    """How many groups of a degree the devices from `first` to before `end` hold, none of which crosses nodes.
+    """Count the groups of a degree that the devices from `first` to before `end` hold; no group crosses nodes.
 
     Source: DDiT §4.2.2, BandwidthAwarePartition.
     """
@@ -105,7 +105,7 @@ def optimal_allocation(
     model: Model = queue_s,
     objective: Objective = Objective.OCCUPANCY,
 ) -> Allocation:
-    """The partition of the devices among the classes, in their order, with the smallest sum of the objective.
+    """Return the partition of the devices among the classes, in their order, with the smallest sum of the objective.
 
     The first devices may stay unused. Of equally good allocations, the last class gets the fewest devices, in
     groups of the degree that comes first; then the one before it. O(devices^2 x classes x degrees x nodes).
@@ -130,7 +130,7 @@ def optimal_allocation(
 
 
 def _shares(one: RequestClass, first: int, end: int, devices_per_node: int, model: Model) -> list[Share]:
-    """The shares that a class can have of these devices, one per degree."""
+    """Return the shares that a class can have of these devices, one per degree."""
     found = []
     for degree, service_s in one.service_s.items():
         num_groups = groups_within_nodes(first, end, degree, devices_per_node)

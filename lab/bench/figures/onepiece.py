@@ -50,7 +50,9 @@ EXAMPLES = ((1, 4.0, 12.0), (2, 4.0, 12.0), (3, 4.0, 7.0), (2, 3.0, 11.0), (5, 2
 MINUTES = 5
 LITERAL = RateLimit(headroom=1.0, burst_ns=0)
 LOADS = (0.7, 0.8, 0.9, 0.95, 1.0, 1.1)
-K, X_S, Y_S = 8, 4.0, 12.0
+K = 8
+X_S = 4.0
+Y_S = 12.0
 JITTER = 0.3
 CLIPS = (  # The first two are nearest to Wan2.1's, which has 81 frames of 720p.
     ("hunyuanvideo_l20", "1280x720x129"),
@@ -58,7 +60,7 @@ CLIPS = (  # The first two are nearest to Wan2.1's, which has 81 frames of 720p.
     ("cogvideox15_l20", "1360x768x81"),
 )
 NODES = (16, 64)
-"""How many nodes of eight devices the monolith has."""
+"""Numbers of nodes of eight devices that the monolith has."""
 WIDTH = 8
 KEPT = 0.97
 """Output over input from which on the nodes keep up, as in the check of Theorem 1."""
@@ -71,8 +73,10 @@ GENTD26 = ("gentd26,load=0.5",)
 
 
 def theorem_1(cached: CachedRuns) -> RemadeFigure:
-    """With K workers at T_X and ceil(K T_Y / T_X) at T_Y, and requests at K / T_X: output is input."""
-    rows, ratios, growths = [], [], []
+    """Check that output is input, with K workers at T_X, ceil(K T_Y / T_X) at T_Y, and requests at K / T_X."""
+    rows = []
+    ratios = []
+    growths = []
     for k, x_s, y_s in cached.points(EXAMPLES):
         num = ceil(k * y_s / x_s)
         requests = _evenly(x_s / k, int(60 * MINUTES * k / x_s))
@@ -115,7 +119,8 @@ def saturation(cached: CachedRuns) -> RemadeFigure:
         "refused above 0.95 K/T": lambda: OnePiece(moves=False),
         "4 proxies, K/T each": lambda: OnePiece(limit=RateLimit(headroom=4.0), moves=False),
     }
-    table, loads = _workflow(X_S, Y_S), cached.points(LOADS)
+    table = _workflow(X_S, Y_S)
+    loads = cached.points(LOADS)
     num = 300 if cached.brief else 3000
     waits: dict[str, list[float]] = {name: [] for name in kinds}
     refused: dict[str, list[float]] = {name: [] for name in kinds}
@@ -166,7 +171,7 @@ def _rows(of: Mapping[str, Sequence[float]], text: Callable[[float], str]) -> tu
 
 
 def _workflow(x_s: float, y_s: float) -> CostTable:
-    """Two stages, each on one device of its own node."""
+    """Return a table of two stages, each on one device of its own node."""
     graph = Graph(
         "workflow",
         (
@@ -193,7 +198,9 @@ def _evenly(period_s: float, num: int) -> list[Request]:
 
 
 def _poisson(rate_per_s: float, num: int, seed: int) -> list[Request]:
-    random, at_s, found = Random(seed), 0.0, []
+    random = Random(seed)
+    at_s = 0.0
+    found = []
     for index in range(num):
         at_s += random.expovariate(rate_per_s)
         found.append(_request(index, at_s))
@@ -233,7 +240,8 @@ class Clip:
         return _request(index, at_s, table.rows[0].pipeline, Shape.parse(self.size), table.steps or 1)
 
     def seconds(self) -> dict[Role, float]:
-        asked, costs = self.request(0, 0.0), TableCosts(self.costs())
+        asked = self.request(0, 0.0)
+        costs = TableCosts(self.costs())
         return {
             role: sum(
                 s_from_ns(costs.work_ns(stage, (asked,), WIDTH if stage.has_steps else 1, num)) for stage, num in pieces
@@ -242,16 +250,16 @@ class Clip:
         }
 
     def rate_per_s(self, num_nodes: int) -> float:
-        """What a monolith of this many nodes can do, each node with one request at a time."""
+        """Return the rate of a monolith of this many nodes, each with one request at a time."""
         return num_nodes / sum(self.seconds().values())
 
     def least_devices(self, num_nodes: int) -> float:
-        """The devices that the stages apart would need for as much, could devices be divided at will."""
+        """Return the devices that the stages apart would need for as much, could devices be divided at will."""
         of = self.seconds()
         return self.rate_per_s(num_nodes) * sum(one * (WIDTH if role is Role.D else 1) for role, one in of.items())
 
     def keeps_up(self, make: Callable[[], Policy], num_nodes: int, rate_per_s: float) -> bool:
-        """Whether this many nodes have done requests at this rate as fast as they come, for twelve latencies."""
+        """Return whether this many nodes have done requests at this rate as fast as they come, for twelve latencies."""
         total_s = sum(self.seconds().values())
         first = self.request(0, 0.0)
         num = ceil(12 * total_s * rate_per_s)
@@ -265,7 +273,8 @@ class Clip:
 
 def sixteen(cached: CachedRuns) -> RemadeFigure:
     """The fewest nodes that do as much as a monolith, with the stages on instances of their own."""
-    rows, saved = [], dict[tuple[Clip, int], float]()
+    rows = []
+    saved = dict[tuple[Clip, int], float]()
     nodes = NODES[:1] if cached.brief else NODES
     for table, size in CLIPS:
         clip = Clip(table, size)
@@ -310,7 +319,7 @@ def sixteen(cached: CachedRuns) -> RemadeFigure:
 
 
 def _fewest(clip: Clip, num_nodes: int, rate: float) -> int:
-    """The fewest nodes that keep up, of those from what the stages need at best."""
+    """Return the fewest nodes that keep up, of those from what the stages need at best."""
     low = ceil(clip.least_devices(num_nodes) / WIDTH)
     for num in range(low, 2 * num_nodes):
         if clip.keeps_up(lambda: OnePieceDispatch(mode=Mode.COLLABORATION, moves=False), num, rate):
@@ -322,7 +331,7 @@ def _fewest(clip: Clip, num_nodes: int, rate: float) -> int:
 
 
 def against_others(cached: CachedRuns) -> RemadeFigure:
-    """Its rules on TridentServe's and GenTD26's workloads."""
+    """Run its rules on TridentServe's and GenTD26's workloads."""
     loads = cached.points(COMPARED_CELLS)
     cells = {
         f"{pipeline}, {load}, {rate:g}/s": load_cell(cached, pipeline, load, rate)

@@ -38,13 +38,17 @@ RATES = {"sdxl": (0.3, 0.5, 0.7, 0.9, 1.1, 1.3), "sd3": (0.15, 0.2, 0.25, 0.325,
 LIGHT, NUM_LAST = 0.05, 3  # Figure 14 has the last of these, and one at which there is hardly a queue.
 SCALES = (0.6, 0.8, 1.0, 1.2, 1.4)  # Deadlines of 3 to 7 times the latency alone.
 LATENCIES = 5  # Times the latency alone are deadlines at scale 1.
-SKIPPED, SKIPPING = 0.21, "nirvana, skipping"
-OWN, FCFS = "patchedserve, caching", "mixed-cache, caching"
+SKIPPED = 0.21
+SKIPPING = "nirvana, skipping"
+OWN = "patchedserve, caching"
+FCFS = "mixed-cache, caching"
 BASELINES = ("mixed-cache", "nirvana")
 WITH_CACHES = (OWN, FCFS, SKIPPING)
 SINGLE = ("patchedserve", *BASELINES, "edf", *WITH_CACHES)
 SEVERAL = ("patchedserve", *BASELINES, "distrifusion", "edf", *WITH_CACHES)
-ON_ONE, SECONDS, FEWEST = 400, 120, 200  # Requests on one device; on several, for so long, and at least so many.
+ON_ONE = 400  # Requests on one device.
+SECONDS = 120  # Length of a workload on several devices.
+FEWEST = 200  # Requests on several devices, at least.
 MET = 0.9
 
 
@@ -71,11 +75,11 @@ class Point:
 
 
 Shares = Mapping[str, Sequence[float]]
-"""On time by policy, point by point."""
+"""Return the shares on time by policy, point by point."""
 
 
 def _variant(name: str, point: Point) -> tuple[str, Point]:
-    """The policy of a name, and the point with what its system saves of the steps."""
+    """Return the policy of a name, and the point with what its system saves of the steps."""
     policy, _, saves = name.partition(", ")
     if not saves:
         return policy, point
@@ -93,13 +97,13 @@ def _shares(cached: CachedRuns, points: Sequence[Point], names: Sequence[str]) -
 
 
 def _leads(shares: Shares, rivals: Sequence[str], own: str = "patchedserve") -> list[float]:
-    """Of `own` over the best of some others, point by point."""
+    """Return the ratios of `own` to the best of some others, point by point."""
     ours, *others = (shares[name] for name in (own, *rivals))
     return [mine - max(rest) for mine, *rest in zip(ours, *others, strict=True)]
 
 
 def _cache_checks(found: Mapping[str, Shares], told: str = "") -> list[Check]:
-    """How far PatchedServe is ahead of NIRVANA and of Mixed-Cache without what each saves of its steps, and with it.
+    """Return the leads of PatchedServe over NIRVANA and Mixed-Cache, without what each saves of its steps and with it.
 
     In points and relative, which the paper's words leave open. `told` is what it says of the former.
     """
@@ -164,7 +168,7 @@ def figure_12(cached: CachedRuns) -> RemadeFigure:
 
 
 def _rate_at(rates: Sequence[float], shares: Sequence[float]) -> float:
-    """Up to which rate nine tenths are on time, between two points in proportion; within those that were tried."""
+    """Return the rate up to which nine tenths are on time, in proportion between two of the points tried."""
     points = list(zip(rates, shares, strict=True))
     if points[0][1] < MET:
         return points[0][0]
@@ -308,7 +312,7 @@ def figure_15(cached: CachedRuns) -> RemadeFigure:
     )
 
 
-# What the tables say, without a simulation. They were fitted to some of it.
+# Ratios by the tables, without a simulation. The tables were fitted to some of them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +357,7 @@ def figure_6(cached: CachedRuns) -> RemadeFigure:
 
 
 def figure_16(cached: CachedRuns) -> RemadeFigure:
-    """What batches of mixed sizes gain over a batch of each size, one after another."""
+    """Return the gain of batches of mixed sizes over a batch of each size, one after another."""
     gains = {}
     for model, label in MODELS.items():
         steps = _Steps.of(model)

@@ -23,7 +23,8 @@ from tilework.pipelines.loading import load, quiet
 from tilework.report.panels import Curve, CurvePanel
 
 CAPTIONS = Path(__file__).parents[3] / "training" / "shapes" / "held_out.txt"
-SIDES, STEPS = (128, 192, 256), 50  # As the paper's 512, 768 and 1024 px are to each other; its number of steps.
+SIDES = (128, 192, 256)  # In the proportions of the paper's 512, 768 and 1024 px.
+STEPS = 50  # The paper's number.
 Shares = list[float]
 
 
@@ -78,7 +79,7 @@ def figure_5(cached: CachedRuns) -> RemadeFigure:
 
 
 def _unchanged(family: Family, side: int, prompts: Sequence[str]) -> Shares:
-    """By block, of all patches of all steps. Those of the first step have changed."""
+    """Return shares by block, of all patches of all steps. Those of the first step have changed."""
     changes: dict[int, list[Tensor]] = {}
 
     def observe(index: int, change: Tensor, of_outputs: Tensor) -> None:

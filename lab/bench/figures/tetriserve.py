@@ -41,11 +41,12 @@ RATES = (6, 9, 12, 15, 18)
 SIDES = (256, 512, 1024, 2048)
 NEAR_PERFECT, FAILS = 0.95, 0.05
 
-# Figure 13: rounds in which so many steps of the largest size run on eight devices, which take 181 ms each. The margin
+# Figure 13: rounds in which this many steps of the largest size run on eight devices, 181 ms each. The margin
 # leaves room for what is lost at a move, and 2% for errors, as in a round whose length the policy chooses itself.
 GRAINS = (1, 2, 5, 10)
 LOSSES_MS = (0, 20)
-_STEP_NS, _MARGIN_NS = 181 * NS_PER_MS, 30 * NS_PER_MS
+_STEP_NS = 181 * NS_PER_MS
+_MARGIN_NS = 30 * NS_PER_MS
 
 
 def _grain(steps: int) -> str:
@@ -172,7 +173,8 @@ def _by_scale(cached: CachedRuns, mix: str, mean_lead: float, led: tuple[float, 
 
 def figure_8(cached: CachedRuns) -> RemadeFigure:
     """Uniform mix at 12 per minute, SLO scale 1.5: on time by the time of the arrival, in windows of 2.5 minutes."""
-    window_s, cell = 150.0, cached.cell("tetriserve,rpm=12,scale=1.5")
+    window_s = 150.0
+    cell = cached.cell("tetriserve,rpm=12,scale=1.5")
     shares: dict[str, list[float]] = {}
     ends: list[float] = []
     for name in POLICIES:
@@ -221,14 +223,17 @@ def figure_8(cached: CachedRuns) -> RemadeFigure:
 
 def figure_10(cached: CachedRuns) -> RemadeFigure:
     """A stand-in for SD3 on four A40, of which nothing is known: FLUX.1-dev on four H100 at half the rate."""
-    scales, fixed = cached.points(STAND_IN_SCALES), FIXED[:3]
+    scales = cached.points(STAND_IN_SCALES)
+    fixed = FIXED[:3]
     names = ("tetriserve", *fixed, "tilework")
     mixes = {
         mix: [cached.cell(f"tetriserve,rpm=6,mix={mix},scale={scale}", num_devices=4) for scale in scales]
         for mix in ("uniform", "skewed")
     }
     runs = cached.runs([cell for cells in mixes.values() for cell in cells], names)
-    panels, tables, checks = [], [], []
+    panels = []
+    tables = []
+    checks = []
     for part, (mix, cells) in zip("ab", mixes.items(), strict=True):
         panels.append(_curves(f"({part}) {mix} mix, 6 per minute", "SLO scale", cells, scales, runs, names))
         tables.append(_sweep_table(f"({part}) On time, %, {mix} mix, by SLO scale", scales, cells, runs, names))
@@ -286,7 +291,7 @@ def figure_12(cached: CachedRuns) -> RemadeFigure:
         is_share=True,
     )
     return RemadeFigure(
-        tables=(_sweep_table("On time, %, by the side of all pictures", sides, cells, runs, POLICIES),),
+        tables=(_sweep_table("On time, %, by the side of all images", sides, cells, runs, POLICIES),),
         checks=tuple(
             Check(what=f"lead over the best fixed degree at {side} px", measured=_lead_interval(cell, runs), low=0.0)
             for side, cell in zip(sides, cells, strict=True)
@@ -297,7 +302,8 @@ def figure_12(cached: CachedRuns) -> RemadeFigure:
 
 def figure_13(cached: CachedRuns) -> RemadeFigure:
     """Uniform mix, SLO scale 1.0: rounds of 1, 2, 5 and 10 steps of the largest size, by arrival rate."""
-    rates, names = cached.points(RATES), tuple(map(_grain, GRAINS))
+    rates = cached.points(RATES)
+    names = tuple(map(_grain, GRAINS))
     cells = [cached.cell(f"tetriserve,rpm={rate}") for rate in rates]
     losses = {loss: cached.runs(cells, names, Conditions(switch_ns=loss * NS_PER_MS)) for loss in LOSSES_MS}
     panels = [
@@ -340,7 +346,7 @@ def _lead(cell: Cell, runs: Runs, fixed: Sequence[str] = FIXED) -> float:
 
 
 def _lead_interval(cell: Cell, runs: Runs) -> Interval:
-    """Over the fixed degree that is best on the mean, seed by seed."""
+    """Return ratios to the fixed degree that is best on the mean, seed by seed."""
     best = max(FIXED, key=lambda name: attainment(runs[cell.name, name]))
     pairs = zip(runs[cell.name, "tetriserve"], runs[cell.name, best], strict=True)
     return extremes([(mine.attainment or 0.0) - (other.attainment or 0.0) for mine, other in pairs], fmean)

@@ -49,7 +49,7 @@ READINGS: dict[str, Callable[[], TridentServe]] = {
         orchestration=Orchestration(by="requests", reading="completions"), paper_times=True
     ),
 }
-"""What the paper's text says literally, where `tridentserve` does something else."""
+"""Claims of the paper's text taken literally, where `tridentserve` does something else."""
 ONE_BY_ONE = "tridentserve-one-by-one"
 PIPELINES = {
     "sd3": ("tridentserve-sd3", "sd3medium_l20"),
@@ -60,11 +60,11 @@ PIPELINES = {
 ROOMLESS = ("flux", "hunyuanvideo")
 """The pipelines of which some sizes fit on no device with all stages."""
 BATCHING = ("sd3", "flux", "hunyuanvideo")
-"""The pipelines in which something can be batched: small pictures, or encodes on auxiliaries."""
+"""The pipelines in which something can be batched: small images, or encodes on auxiliaries."""
 LOADS = ("light", "medium", "heavy", "dynamic", "diurnal")
 MINUTES = {"sd3": 2, "flux": 10, "cogvideox": 15, "hunyuanvideo": 20}
 """The paper's half hour takes hours to simulate at twenty requests per second."""
-NEAR = 0.9  # Of the best static baseline, at the rates that the tables suggest.
+NEAR = 0.9  # Share of the best static baseline, at the rates that the tables suggest.
 SCALES = (1.0, 1.5, 2.0, 2.5)
 SLOWEST = 0.95
 
@@ -207,7 +207,7 @@ def _label(reading: str) -> str:
 
 
 def _on_roomless(cached: CachedRuns, policies: Sequence[str]) -> dict[Any, dict[str, Sequence[Figures]]]:
-    """Runs at the higher rates, steady and dynamic, by pipeline, load and rate."""
+    """Return runs at the higher rates, steady and dynamic, by pipeline, load and rate."""
     cells = {
         (pipeline, load, rates_of(pipeline, load)[-1]): load_cell(cached, pipeline, load, rates_of(pipeline, load)[-1])
         for pipeline in ROOMLESS
@@ -219,8 +219,11 @@ def _on_roomless(cached: CachedRuns, policies: Sequence[str]) -> dict[Any, dict[
 
 def figure_15(cached: CachedRuns) -> RemadeFigure:
     """Other deadlines on the dynamic load: times 2.5 latencies as in the paper."""
-    policies, scales = ("trident-b6", "tridentserve", "tilework"), cached.points(SCALES)
-    tables, panels, leads = [], [], []
+    policies = ("trident-b6", "tridentserve", "tilework")
+    scales = cached.points(SCALES)
+    tables = []
+    panels = []
+    leads = []
     for pipeline in ROOMLESS:
         rate = rates_of(pipeline, "dynamic")[-1]
         cells = [load_cell(cached, pipeline, "dynamic", rate, scale / 2.5) for scale in scales]
@@ -240,7 +243,7 @@ def figure_15(cached: CachedRuns) -> RemadeFigure:
 def load_cell(
     cached: CachedRuns, pipeline: str, load: str, rate: float, scale: float = 1.0, minutes: int | None = None
 ) -> Cell:
-    """A load of a pipeline, at this rate per second, for as long as `MINUTES` say; deadlines times `scale`."""
+    """Return a load of a pipeline, at this rate per second, for as long as `MINUTES` say; deadlines times `scale`."""
     workload, _ = PIPELINES[pipeline]
     scaled = "" if scale == 1.0 else f",scale={scale:g}"
     return cached.cell(f"{workload},load={load},rate={rate:g},minutes={minutes or MINUTES[pipeline]}{scaled}")
@@ -248,7 +251,7 @@ def load_cell(
 
 @cache
 def document_of(table: str) -> Mapping[str, Any]:
-    """A shipped cost table with what it quotes of the paper."""
+    """Return a shipped cost table with what it quotes of the paper."""
     path = shipped_path(table)
     assert path is not None
     document: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
@@ -256,7 +259,9 @@ def document_of(table: str) -> Mapping[str, Any]:
 
 
 def rates_of(pipeline: str, load: str) -> tuple[float, ...]:
-    """The published rate per second, and one at which the best static baseline keeps about `NEAR`, if there is one."""
+    """Return the published rate per second, and one at which the best static baseline keeps about `NEAR`, if there is
+    one.
+    """
     document = document_of(PIPELINES[pipeline][1])
     published = document["published_rates"].get(load, document["published_rates"]["medium"])
     suggested = document["suggested_rates"].get(load, [])
@@ -265,13 +270,13 @@ def rates_of(pipeline: str, load: str) -> tuple[float, ...]:
 
 
 def mean_s(figures: Figures) -> float:
-    """The mean latency of what was served; that of a size of which a part was not is unknown, and left out."""
+    """Return the mean latency of what was served; that of a size of which a part was not is unknown, and left out."""
     served = [one for one in figures.by_size.values() if isfinite(one.mean_s)]
     return sum(one.mean_s * one.num_requests for one in served) / max(1, sum(one.num_requests for one in served))
 
 
 def _p95_s(figures: Figures) -> float:
-    """The latency that 95% of what was served does not exceed."""
+    """Return the latency that 95% of what was served does not exceed."""
     served = [one for one in figures.quantiles_s if isfinite(one)]
     return served[min(len(served) - 1, int(SLOWEST * len(served)))] if served else inf
 
@@ -280,7 +285,7 @@ _LATENCIES = {"mean latency": mean_s, "P95 latency": _p95_s}
 
 
 def _ratio(one: Mapping[str, Sequence[Figures]], read: Any) -> float:
-    """Tilework's latency over the least of those that serve as much."""
+    """Return Tilework's latency over the least of the policies that serve as much."""
     others = [mean_of(runs, read) for policy, runs in one.items() if policy != "tilework" and not _lost(runs)]
     return mean_of(one["tilework"], read) / min(others) if others else 0.0
 

@@ -55,7 +55,7 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What a run did with its requests and devices. Times are seconds from the first arrival.
+    """Result of a run for its requests and devices. Times are seconds from the first arrival.
 
     Attributes:
         eligible: the share of requests whose stages all fit on one device together, at some degree.
@@ -73,7 +73,7 @@ class Course:
     latencies_s: tuple[tuple[float, float], ...]
 
     def devices(self, kind: str, from_s: float, to_s: float) -> float:
-        """How many devices had a type, on average over a time."""
+        """Return the average number of devices of a type over a time."""
         times = [from_s, *(at_s for at_s, _ in self.placements if from_s < at_s < to_s), to_s]
         starts = [at_s for at_s, _ in self.placements]
         spans = pairwise(times)
@@ -81,14 +81,14 @@ class Course:
         return sum(span * num for span, num in held) / (to_s - from_s)
 
     def per_minute(self, from_s: float, to_s: float) -> float:
-        """How many requests were done, per minute of a time."""
+        """Return the number of requests done per minute of a time."""
         num = bisect_left(self.ends_s, to_s) - bisect_left(self.ends_s, from_s)
         return 60 * num / (to_s - from_s)
 
 
 @cache
 def course_of(cell: Cell, policy: str) -> Course:
-    """One run with seed 0."""
+    """Return one run with seed 0."""
     placements: list[tuple[float, Mapping[str, int]]] = [(0.0, {PlacementType.EDC.value: cell.num_devices})]
 
     def note(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
@@ -126,7 +126,7 @@ def _profile(request: Request, costs: TableCosts) -> ClassProfile:
 
 
 def _used(trace: Trace, costs: TableCosts) -> Counter[VirtualReplica]:
-    """How many requests ran on each virtual replica: by which stages had other devices than the steps."""
+    """Count the requests that ran on each virtual replica: by which stages had other devices than the steps."""
     held: dict[tuple[int, Role], set[int]] = {}
     of: dict[int, Ending] = {one.job_id: one for one in trace.endings if one.job_id is not None}
     for run in trace.runs:
@@ -148,7 +148,8 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
     cell = load_cell(cached, "flux", "dynamic", rate, minutes=WHOLE_MINUTES)
     names = ("tridentserve", "trident-b5", "trident-b6")
     courses = {name: _noted(cached, cell, name) for name in names}
-    ours, minute_s = courses["tridentserve"], len(cell.requests(0)) / rate / WHOLE_MINUTES
+    ours = courses["tridentserve"]
+    minute_s = len(cell.requests(0)) / rate / WHOLE_MINUTES
     edges_s = [minute_s * WHOLE_MINUTES * index / BINS for index in range(BINS + 1)]
     spans = list(pairwise(edges_s))
     types = [one.value for one in PlacementType if any(one.value in counts for _, counts in ours.placements)]
@@ -203,7 +204,7 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
 
 
 def _shares_of_v2(cached: CachedRuns) -> Table:
-    """What each mix asks of V2: by what `tridentserve` divides devices, and by what the paper does."""
+    """Return what each mix asks of V2: by the division of `tridentserve`, and by that of the paper."""
     rows = []
     for load in document_of(PIPELINES["flux"][1])["mixes"]:
         cell = load_cell(cached, "flux", load, rates_of("flux", load)[0])
@@ -282,7 +283,7 @@ def figure_13(cached: CachedRuns) -> RemadeFigure:
 
 
 def _beside_a_change(cached: CachedRuns) -> Table:
-    """The 1024 px requests of FLUX that come within the downtime after a change of placement, and all others."""
+    """Return the 1024 px requests of FLUX that come within the downtime after a change of placement, and all others."""
     rate = rates_of("flux", "dynamic")[-1]
     cell = load_cell(cached, "flux", "dynamic", rate, minutes=WHOLE_MINUTES)
     rows = []
@@ -302,14 +303,18 @@ def _beside_a_change(cached: CachedRuns) -> Table:
 
 def tables(cached: CachedRuns) -> RemadeFigure:
     """Tables 5 to 7: rates, steps and mixes; the devices of B2's buckets and of B5's pools, as ours would have them."""
-    mixes, buckets, pools, off = [], [], [], dict[str, list[float]]()
+    mixes = []
+    buckets = []
+    pools = []
+    off = dict[str, list[float]]()
     for pipeline, (_, table) in PIPELINES.items():
         document = document_of(table)
         told = document["static_baselines"]
         for load, shares in document["mixes"].items():
             cell = load_cell(cached, pipeline, load, rates_of(pipeline, load)[0])
             own, per_role = _divisions(cell)
-            rate, steps = document["published_rates"][load], document["steps"]
+            rate = document["published_rates"][load]
+            steps = document["steps"]
             mixes.append((f"{pipeline}, {load}", f"{rate:g}", str(steps), _mix_text(shares)))
             theirs = told["bucket_gpus_degree_8_4_2_1"][load]
             buckets.append((f"{pipeline}, {load}", *_pairs(theirs, [own.get(degree, 0) for degree in (8, 4, 2, 1)])))
@@ -321,7 +326,7 @@ def tables(cached: CachedRuns) -> RemadeFigure:
     return RemadeFigure(
         tables=(
             Table(
-                title="Table 5: rate and steps of the paper, mixes of ours",
+                title="Table 5: rate and steps of the paper, our mixes",
                 columns=("pipeline, load", "per s", "steps", "share of requests, %"),
                 rows=tuple(mixes),
             ),
@@ -359,9 +364,11 @@ def tables(cached: CachedRuns) -> RemadeFigure:
 
 
 def _divisions(cell: Cell) -> tuple[dict[int, int], dict[Role, int]]:
-    """How many devices B2 gives each degree, and B5 each role, when it has seen all requests of a cell."""
+    """Count the devices that B2 gives each degree, and B5 each role, when it has seen all requests of a cell."""
     table = cell.costs()
-    costs, seen, nodes = TableCosts(table), SeenRequests(), _nodes(table, cell.num_devices)
+    costs = TableCosts(table)
+    seen = SeenRequests()
+    nodes = _nodes(table, cell.num_devices)
     for request in to_requests(cell.requests(0)):
         seen.note(request, costs)
     by_degree, by_role = Counter[int](), Counter[Role]()
@@ -382,7 +389,7 @@ def _pairs(theirs: Sequence[int], own: Sequence[int]) -> list[str]:
 
 
 def _moved(theirs: Sequence[int], own: Sequence[int]) -> float:
-    """The share of devices that are elsewhere. The paper's rows of table 7 do not all sum to the devices."""
+    """Return the share of devices that are elsewhere. The paper's rows of table 7 do not all sum to the devices."""
     return sum(max(0, other - one) for one, other in zip(theirs, own, strict=True)) / sum(own)
 
 

@@ -1,4 +1,4 @@
-"""How tight the bound on requests on time is, and how long it takes."""
+"""Yardsticks of the bound on requests on time: how tight it is, and how long it takes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Yardsticks:
 
     def measure(self, note: Note) -> Finding:
         table = read_table(self.table)
-        rows, times, excess = [], [], 0
+        rows = []
+        times = []
+        excess = 0
         for skew, scale, per_minute in self.cells:
             note(f"skew {skew:g}, deadlines x {scale:g}, {per_minute:g} per minute")
             loads = [_workload(table, self.requests, per_minute, scale, skew, seed) for seed in self.seeds]
@@ -94,7 +96,7 @@ class Yardsticks:
         )
 
     def _bound(self, load: Sequence[Request], table: CostTable, devices: int) -> tuple[float, float]:
-        """The bound, and the seconds that it took."""
+        """Return the bound, and the seconds that it took."""
         start = time.perf_counter()
         found = on_time_bound(load, TableCosts(table), num_devices=devices, devices_per_node=table.devices_per_node)
         return found.value, time.perf_counter() - start
@@ -106,7 +108,9 @@ class Yardsticks:
 
 def _workload(table: CostTable, count: int, per_minute: float, scale: float, skew: float, seed: int) -> list[Request]:
     assert table.steps is not None
-    rng, arrival_s, found = Random(seed), 0.0, []
+    rng = Random(seed)
+    arrival_s = 0.0
+    found = []
     shapes = {Shape(row.height, row.width) for row in table.rows}
     sizes = sorted((shape, table.slo_s[str(shape)]) for shape in shapes)
     most = max(shape.pixels for shape in shapes)

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The command `tilework`: its own commands, and those that installed packages declare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import typer
 
 import tilework
-from tilework.cli.caching import quality
 from tilework.cli.commands import (
     agent,
     bench,
@@ -21,16 +20,36 @@ from tilework.cli.commands import (
     generate,
     plan,
     profile,
+    quality,
+    replay,
     serve,
     simulate,
     timeline,
+    verify,
     workload,
 )
-from tilework.cli.commands.checks import replay, verify
 from tilework.cli.console import UserError, console
-from tilework.cli.declared import add_declared
 from tilework.cli.options.common import examples
 from tilework.cli.options.groups import GroupedCommand
+from tilework.entry_points import declared_places, load
+
+ENTRY_POINTS = "tilework.commands"
+"""The group of entry points by which installed packages declare commands."""
+
+
+def _add_declared(app: typer.Typer) -> None:
+    """Add the commands of other packages: modules with `command`, and `EXAMPLE` for the end of its help.
+
+    Names a module that cannot be imported on stderr; the other commands work.
+    """
+    for name, place in declared_places(ENTRY_POINTS).items():
+        try:
+            module = load(place)
+        except Exception as error:
+            console.print(f"tilework {name}: {place} cannot be imported: {error}", markup=False, highlight=False)
+            continue
+        app.command(name, epilog=module.EXAMPLE)(module.command)
+
 
 app = typer.Typer(
     name="tilework",
@@ -60,7 +79,7 @@ app.add_typer(workload.app, name="workload")
 app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
-add_declared(app)
+_add_declared(app)
 
 
 def _print_version(wanted: bool) -> None:

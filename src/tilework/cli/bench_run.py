@@ -1,21 +1,33 @@
-"""One measurement of `tilework bench` with its progress bar, from the first question to the last answer or Ctrl-C."""
+"""One measurement of `tilework bench`: its progress bar, its tables and its files."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import platform
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from tilework.cli.console import progress
+import tilework
+from tilework.cli.console import out, progress
 from tilework.client.bench import Bench, BenchConfig, prepare
 from tilework.client.record import Ending, Record
 from tilework.core.request import Shape
-from tilework.formats.workload import WorkloadRequest
+from tilework.formats.schedule import Schedule, write_schedule
+from tilework.formats.workload import WorkloadRequest, write_workload
+from tilework.report.chart import chart_of_schedule
+from tilework.report.latency import draw_latency
+from tilework.report.served import schedule_of_timelines, served_figures
+from tilework.report.tables import attainment_table, percentile, summary, throughput_table
+from tilework.report.timeline import draw_timeline
 from tilework.server.garbage import rare_collections
 
 
@@ -66,7 +78,7 @@ async def _measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run
         with rare_collections():
             try:
                 await bench.send(workload, live.see)
-            except asyncio.CancelledError:  # What asyncio.run makes of the first Ctrl-C.
+            except asyncio.CancelledError:  # asyncio.run makes this of the first Ctrl-C.
                 is_interrupted = True
     return Run(
         bench=bench,
@@ -102,7 +114,7 @@ class _Live:
         counts = self.counts
         due = counts["with a deadline"]
         parts = [f"{counts['on time'] / due:.1%} on time"] if due else ["sending"]
-        parts += [f"{counts['not done']} without a picture"] if counts["not done"] else []
+        parts += [f"{counts['not done']} without an image"] if counts["not done"] else []
         return ", ".join(parts)
 
 
@@ -114,3 +126,120 @@ def _allow_connections() -> None:
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+LAG_WARNING_S = 0.05
+
+
+def document(run: Run, command: list[str]) -> dict[str, Any]:
+    """Return the whole run as plain JSON: the command, the server, the versions and the figures."""
+    records = run.records
+    served = served_figures(records)
+    by_size = {shape: [record for record in records if record.shape == shape] for shape in run.bench.shapes}
+    return {
+        "command": command,
+        "started": run.started,
+        "interrupted": run.is_interrupted,
+        "versions": {
+            "tilework": tilework.__version__,
+            "python": platform.python_version(),
+            "httpx": version("httpx"),
+        },
+        "config": asdict(run.bench.config),
+        "server": asdict(run.bench.server),
+        "unloaded_s": {str(shape): seconds for shape, seconds in run.unloaded_s.items()},
+        "client": _client(run),
+        "result": summary(records),
+        "hops": dict(sorted(Counter(record.num_hops for record in records if record.num_hops).items())),
+        "causes": dict(Counter(record.cause for record in records if record.cause).most_common()),
+        "served": None
+        if served is None
+        else served | {"by_size": {str(shape): served_figures(members) for shape, members in by_size.items()}},
+    }
+
+
+def write_files(directory: Path, run: Run, result: Mapping[str, Any]) -> None:
+    """Write result.json, requests.jsonl (to run again), records.jsonl, latency.png, timeline.png, maybe schedule.jsonl.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    (directory / "result.json").write_text(text + "\n", encoding="utf-8")
+    write_workload(directory / "requests.jsonl", run.workload)
+    lines = [json.dumps(_line(record), ensure_ascii=False) + "\n" for record in run.records]
+    (directory / "records.jsonl").write_text("".join(lines), encoding="utf-8")
+    schedule = _schedule(run)
+    if schedule.works:
+        write_schedule(directory / "schedule.jsonl", schedule)
+    chart = chart_of_schedule(schedule, run.workload, run.bench.server.num_devices if schedule.works else None)
+    draw_timeline(directory / "timeline.png", chart, title=run.title)
+    draw_latency(directory / "latency.png", run.records, title=run.title)
+
+
+def print_report(run: Run, result: Mapping[str, Any], directory: Path | None) -> None:
+    """Print tables, a line for each cause of failure, the server's own figures, and the client's lag."""
+    out.print(attainment_table(run.records, title=run.title))
+    out.print(throughput_table(run.records))
+    for cause, number in result["causes"].items():
+        first = next(record.detail for record in run.records if record.cause == cause)
+        out.print(f"{number} x {cause}: {first}", markup=False, soft_wrap=True)
+    for hops, number in result["hops"].items():
+        out.print(
+            f"{number} x sent on to {hops} other server{'' if hops == 1 else 's'}, after a refusal that named one"
+        )
+    if result["served"] is not None:
+        out.print(_served_text(result["served"]))
+    lag = result["client"]["lag_s"]
+    out.print(f"client's own lag: p50 {1e3 * lag['p50']:.1f} ms, p99 {1e3 * lag['p99']:.1f} ms, in the latencies")
+    if lag["p99"] > LAG_WARNING_S:
+        out.print("the client was too slow for this rate; give it a faster or a less busy machine", style="red")
+    if directory is not None:
+        out.print(f"in {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}", soft_wrap=True)
+
+
+def _client(run: Run) -> dict[str, Any]:
+    """Show whether the client kept pace: lag of sending behind the plan, and the rates planned and sent."""
+    lags_s = [record.lag_s for record in run.records]
+    planned_s = [record.arrival_s for record in run.records]
+    sent_s = [record.arrival_s + record.lag_s for record in run.records]
+    return {
+        "lag_s": {f"p{p}": percentile(lags_s, p) for p in (50, 99)} | {"max": max(lags_s)},
+        "planned_per_s": _per_s(planned_s),
+        "sent_per_s": _per_s(sent_s),
+    }
+
+
+def _per_s(times_s: list[float]) -> float | None:
+    length_s = max(times_s) - min(times_s)
+    return (len(times_s) - 1) / length_s if length_s > 0 else None
+
+
+def _line(record: Record) -> dict[str, Any]:
+    """Return one request of records.jsonl; `timeline` is the server's own."""
+    return {
+        "request": record.index if record.request.id is None else record.request.id,
+        "size": str(record.shape),
+        "arrival_s": record.arrival_s,
+        "lag_s": round(record.lag_s, 6),
+        "latency_s": round(record.latency_s, 6),
+        "slo_s": record.slo_s,
+        "status": str(record.status),
+        "on_time": record.on_time,
+        "cause": record.cause,
+        "detail": record.detail,
+        "hops": record.num_hops,
+        "timeline": record.timeline,
+    }
+
+
+def _schedule(run: Run) -> Schedule:
+    return schedule_of_timelines((r.index if r.request.id is None else r.request.id, r) for r in run.records)
+
+
+def _served_text(served: Mapping[str, Any]) -> str:
+    queue = served["queue_s"]
+    degree = served["mean_degree"]
+    parts = [] if queue is None else [f"queue mean {queue['mean']:.2f} s, p99 {queue['p99']:.2f} s"]
+    parts += [] if degree is None else [f"{degree:.2f} devices per step"]
+    return "; ".join([*parts, f"{served['device_s']['mean']:.2f} device seconds per image"])

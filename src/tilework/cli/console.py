@@ -1,4 +1,4 @@
-"""What the commands share: where output goes, and how mistakes of the user are reported."""
+"""The console that all commands share: where output goes, and how mistakes of the user are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tilework.distribution import install_command
 
 console = Console(stderr=True, emoji=False)  # Else "file:100:" shows a hundred-points sign.
-"""For people: progress, notes, errors. Results go to standard output."""
+"""Console for people: progress, notes, errors. Results go to standard output."""
 
 out = Console(emoji=False)
 
@@ -39,12 +39,12 @@ def user_errors(*types: type[Exception]) -> Iterator[None]:
 
 
 def missing_serve_packages() -> list[str]:
-    """The packages of the extra `serve` without which nothing of it can be imported, as far as they are missing."""
+    """Return the missing ones of the packages without which nothing of the extra `serve` can be imported."""
     return [name for name in ("torch", "diffusers", "transformers", "fastapi", "uvicorn") if find_spec(name) is None]
 
 
 def require_serve_extra() -> None:
-    """Raises UserError if the packages that run models are not installed."""
+    """Raise UserError if the packages that run models are not installed."""
     if missing := missing_serve_packages():
         raise UserError(f"{', '.join(missing)} not installed; run: {install_command('serve')}")
 
@@ -54,7 +54,7 @@ def print_json(document: Any) -> None:
 
 
 def progress(quiet: bool = False) -> Progress:
-    """A progress bar on stderr that goes away when it is done."""
+    """Return a progress bar on stderr that goes away when it is done."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

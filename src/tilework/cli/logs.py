@@ -21,7 +21,7 @@ _STRIDE = 500
 
 
 def is_log(place: Path) -> bool:
-    """Whether the first line of a file is the header of an event log; or a directory has one. Raises OSError."""
+    """Return whether a file begins with the header of an event log, or a directory has such a file. Raises OSError."""
     with closing(lines_of(segments_of(place))) as lines:
         try:
             first = json.loads(next(lines, ""))
@@ -31,7 +31,7 @@ def is_log(place: Path) -> bool:
 
 
 def load_history(place: Path, quiet: bool = False) -> History:
-    """The history of a log, or of the newest in a directory, with all its segments. Raises UserError."""
+    """Return the history of a log, or of the newest in a directory, with all its segments. Raises UserError."""
     return read_with_progress(place, read_history, quiet)
 
 

@@ -1,4 +1,4 @@
-"""What the commands about costs share: sizes, the profile database, and the table of costs."""
+"""Shapes, the profile database and the table of costs, for the commands about costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilework.report.tables import percentile
 
 
 def open_profiles(path: Path | None) -> Profiles:
-    """The database at `path`, else at tilework/costs.sqlite in $XDG_CACHE_HOME, which is ~/.cache if not set."""
+    """Return the database at `path`, else at tilework/costs.sqlite in $XDG_CACHE_HOME, which is ~/.cache if not set."""
     if path is not None:
         return Profiles(path)
     return Profiles(cache_directory() / "costs.sqlite")
@@ -44,7 +44,7 @@ def keep_compiled() -> None:
 
 
 def parse_size(text: str) -> Shape:
-    """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
+    """Parse WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
     try:
         return mix.parse_size(text)
     except ValueError as error:
@@ -55,7 +55,7 @@ _UNKNOWN = "-"
 
 
 class Scaling:
-    """How much faster a group or a batch is than one device that makes outputs one by one, by rows of one table."""
+    """Speed-up of groups and batches over one device that makes outputs one by one, by rows of one table."""
 
     def __init__(self, rows: Sequence[CostRow]) -> None:
         self._alone_s = {
@@ -63,19 +63,19 @@ class Scaling:
         }
 
     def speedup(self, row: CostRow) -> float | None:
-        """T(1) / T(k), of a batch the sum of its members' T(1); None if one was not measured alone."""
+        """Return T(1) / T(k), for a batch the sum of its members' T(1); None if one was not measured alone."""
         alone_s = [self._alone_s.get((*_stage(row), shape)) for shape in row.shapes]
         known_s = [seconds for seconds in alone_s if seconds is not None]
         return sum(known_s) / row.seconds if len(known_s) == len(alone_s) else None
 
     def efficiency(self, row: CostRow) -> float | None:
-        """T(1) / (k T(k)): the share of the group's time that one device would have needed."""
+        """Return T(1) / (k T(k)): the share of the group's time that one device would have needed."""
         speedup = self.speedup(row)
         return None if speedup is None else speedup / row.degree
 
 
 def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
-    """By pipeline, stage (in the order in which they first come), size, batch and degree."""
+    """Sort rows by pipeline, stage (in the order in which they first come), size, batch and degree."""
     ranks = {stage: rank for rank, stage in enumerate(dict.fromkeys(map(_stage, rows)))}
 
     def order(row: CostRow) -> tuple[object, ...]:
@@ -87,16 +87,17 @@ def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
 
 
 def batch_json(row: CostRow) -> int | list[str]:
-    """As in a cost table's file."""
+    """Return the batch of a row as a cost table's file has it."""
     return row.batch if isinstance(row.batch, int) else [str(shape) for shape in row.batch]
 
 
 def cost_table(rows: Sequence[CostRow], title: str, origins: Sequence[str] = ()) -> Table:
-    """One line per row in the order given; `origins`, one word per row, says how each is known. Fits 80 columns.
+    """Return one line per row, in order; `origins`, one word per row, says how each is known. Fits 80 columns.
 
     Stages are named with their pipeline if there are several; an empty column is left out.
     """
-    scaling, several = Scaling(rows), len({row.pipeline for row in rows}) > 1
+    scaling = Scaling(rows)
+    several = len({row.pipeline for row in rows}) > 1
     lines = [_cells(row, scaling, several) for row in rows]
     if origins:
         lines = [line | {"known": origin} for line, origin in zip(lines, origins, strict=True)]
@@ -131,7 +132,7 @@ def print_costs(table: CostTable, title: str) -> None:
 
 
 def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
-    """A row with its speed-up and efficiency, for --json."""
+    """Return a row with its speed-up and efficiency, for --json."""
     return {
         "pipeline": row.pipeline,
         "stage": row.stage,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilework.cli.console import UserError, console, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import keep_compiled
-from tilework.cli.options.setup import SetupGroup
+from tilework.cli.options.common import SetupGroup
 from tilework.core.model import (
     ATTENTIONS,
     MODEL_NAME,
@@ -30,31 +30,17 @@ if TYPE_CHECKING:
 
 
 def named_model(text: str) -> tuple[str, str]:
-    """The name and path of NAME=PATH; a path alone has no name. What is in a directory called A=B is ./A=B."""
+    """Return the name and path of NAME=PATH; a path alone has no name. What is in a directory called A=B is ./A=B."""
     name, equals, path = text.partition("=")
     return (name, path) if equals and path and not name.startswith((".", "/", "~")) else ("", text)
 
 
-def check_setup(models: Sequence[ModelSource], weights_bytes: int | None, *, memory_is_known: bool) -> None:
-    """Raises UserError if models are to be set up in a way that cannot be, with what a device has for weights."""
-    for one in models:
-        if one.offload == "layers" and weights_bytes is not None:
-            raise UserError("offload is layers, which brings weights by itself; leave out --weights-memory")
-        if one.offload == "components" and weights_bytes is None and not memory_is_known:
-            raise UserError(
-                "offload is components, and the memory of the devices is not known; say what each has for weights, as "
-                "in --weights-memory 8GB"
-            )
-        if one.offload == "layers" and one.compiles:
-            raise UserError("compile is given, and layers that come and go are not compiled; leave out --compile")
-        for setting, is_given in (("quantize", one.quantize), ("compile", one.compiles)):
-            if is_given and one.loras:
-                raise UserError(f"{setting} is given, and LoRAs are not applied then yet; leave out --loras")
-
-
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a model runs: see `core.model.ModelSource`. `cards` are those of this machine, if it runs on them."""
+    """Options of how a model runs: see `core.model.ModelSource`.
+
+    `cards` are those of this machine, if it runs on them.
+    """
 
     adapter: str | None = None
     device: str = "cpu"
@@ -75,7 +61,7 @@ class ModelOptions:
 
 
 def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOptions:
-    """The options of a model that is set up so, on what was found. Raises UserError."""
+    """Return the options of a model that is set up so, on what was found. Raises UserError."""
     return ModelOptions(
         device=found.device,
         dtype=found.dtype(setup.dtype),
@@ -92,7 +78,7 @@ def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOp
 
 
 def model_source(model: str, options: ModelOptions, *, may_be_incomplete: bool = False) -> ModelSource:
-    """Where a model is and how it runs, if its files show that it can be served.
+    """Return where a model is and how it runs, if its files show that it can be served.
 
     `model` is PATH or NAME=PATH; a workflow is FILE.py:NAME, and its file is run. Nothing else here needs torch:
     `model_index.json` says what the model is. So a mistake is refused at once and once, not by each worker. One whose
@@ -121,7 +107,7 @@ def model_source(model: str, options: ModelOptions, *, may_be_incomplete: bool =
 
 
 def usual_source(options: ModelOptions) -> ModelSource:
-    """How any model runs with these options, without one and without what is one model's alone.
+    """Return how any model runs with these options: a source without a path and without what belongs to one model.
 
     Raises UserError.
     """
@@ -149,7 +135,7 @@ def usual_source(options: ModelOptions) -> ModelSource:
 
 
 def _check_attention(options: ModelOptions) -> None:
-    """Raises InvalidSource if a card, or the CPU, lacks the kernel of attention that is named."""
+    """Raise InvalidSource if a card, or the CPU, lacks the kernel of attention that is named."""
     if options.attention == ATTENTIONS[0]:
         return
     from tilework.pipelines.cuda.attention import check_attention, kernels_on
@@ -164,7 +150,7 @@ def _check_attention(options: ModelOptions) -> None:
 
 
 def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:
-    """What these fields of a request ask of a model, checked as the server would. Raises UserError."""
+    """Check fields of a request as the server would, and return the spec that they ask for. Raises UserError."""
     from tilework.server.calls.errors import CallError
     from tilework.server.calls.parsing.image_call import image_call
     from tilework.server.calls.parsing.specs import Rules
@@ -183,7 +169,7 @@ def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: boo
 
 
 def loaded_family(source: ModelSource) -> Family:
-    """A model in this process. Raises UserError."""
+    """Return a model in this process. Raises UserError."""
     with console.status(f"loading {source.path}"):
         from tilework.pipelines.errors import ModelError
         from tilework.pipelines.loading import load, quiet

@@ -1,15 +1,20 @@
-"""A server over several nodes, as it was asked for."""
+"""Servers over several nodes: the nodes asked for, the token that agents must know, and servers that Ray keeps."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import signal
+import stat
+import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tilework.cli.agents.user_token import user_token
-from tilework.cli.console import UserError
+from tilework.cli.console import UserError, console, out, user_errors
 from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
 from tilework.distribution import install_command
 
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from tilework.runtime.local_config import LocalConfig
     from tilework.runtime.nodes.config import NodesConfig
     from tilework.runtime.nodes.executor import NodesExecutor
+
 
 _AGENTS = "127.0.0.1:7070"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -42,7 +48,10 @@ class NodesWanted:
         return f"{number} ({f'agents at {self.host}:{self.port}' if self.cluster is None else 'started by Ray'})"
 
     def executor(self, each: LocalConfig) -> NodesExecutor:
-        """Its executor, with these workers on each node. Raises BadNodes; WorkerStartFailed if there is no cluster."""
+        """Make the executor with these workers on each node.
+
+        Raises BadNodes; WorkerStartFailed if there is no cluster.
+        """
         from tilework.runtime.nodes.executor import NodesExecutor
         from tilework.runtime.nodes.ray_agents import RayAgents, new_token
 
@@ -74,7 +83,7 @@ class NodesWanted:
 
 
 def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
-    """None: the server has no nodes but its machine. Raises UserError."""
+    """Return the nodes asked for; None if the server has no nodes but its machine. Raises UserError."""
     if asked.nodes is None and asked.cluster is None:
         _check_alone(asked)
         return None
@@ -93,21 +102,21 @@ def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
 
 
 def _check_alone(asked: NodeGroup) -> None:
-    """Raises UserError if a server of one machine is given what only nodes have."""
+    """Raise UserError if a server of one machine is given options of nodes."""
     copies = None if asked.state_copies == 1 else asked.state_copies
     given = {"--agents": asked.agents, "--least-nodes": asked.least_nodes, "--state-copies": copies}
     for flag, value in given.items():
         if value is not None:
-            raise UserError(f"{flag} is {value}, and nothing says that there are nodes; give --nodes, or leave it out")
+            raise UserError(f"{flag} is {value}, and the server has no nodes; give --nodes, or leave it out")
 
 
 def kept_name(durable: Path) -> str:
-    """What Ray calls the server of a durable directory."""
+    """Return the name by which Ray knows the server of a durable directory."""
     return f"tilework {durable}"
 
 
 def token(host: str) -> bytes:
-    """What a server that listens for agents on `host` and its agents must both know. Raises UserError.
+    """Return the token that a server listening for agents on `host` and its agents must share. Raises UserError.
 
     On the loopback that of the user, if it was told none; elsewhere none.
     """
@@ -115,5 +124,118 @@ def token(host: str) -> bytes:
 
 
 def told_token() -> bytes:
-    """What it was told of that; no option, since lists of processes show those."""
+    """Return the token of the environment; it is no option, since lists of processes show options."""
     return os.environ.get(TOKEN, "").encode()
+
+
+_NAME = "cluster-token"
+
+
+def user_token() -> bytes:
+    """Return the one in tilework/cluster-token in $XDG_STATE_HOME, which is ~/.local/state if not set.
+
+    The first process makes it, readable by this user alone. It stays, so that agents outlive their server. Raises
+    UserError.
+    """
+    try:
+        return _read(_directory())
+    except (OSError, RuntimeError) as error:  # The latter if nothing says where the home of this user is.
+        raise UserError(
+            f"no token is set, and that of this user cannot be had: {error}; "
+            f"set {TOKEN}, the same for server and agents"
+        ) from error
+
+
+def _directory() -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    directory = (Path(state) if state else Path.home() / ".local" / "state") / "tilework"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _read(directory: Path) -> bytes:
+    """Read the token. Raises OSError; UserError if others may know it."""
+    path = directory / _NAME
+    if not path.exists():
+        _make(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise UserError(f"{path} is of another user, or others may read it; remove it, and a new one is made")
+        token = file.read().strip()
+    if not token:
+        raise UserError(f"{path} is empty; remove it, and a new one is made")
+    return token
+
+
+def _make(path: Path) -> None:
+    """Write it whole or not at all; another process may do the same now, and the first one counts."""
+    hidden = path.with_name(f".{_NAME}-{os.getpid()}")
+    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, secrets.token_hex(16).encode())
+    finally:
+        os.close(descriptor)
+    with suppress(FileExistsError):
+        os.link(hidden, path)
+    hidden.unlink()
+
+
+KEPT = "TILEWORK_KEPT"
+"""The variable of the environment that says to a server that Ray keeps it."""
+_PAUSE_S = 1.0  # Until Ray is asked again.
+
+
+def is_kept() -> bool:
+    return KEPT in os.environ
+
+
+def follow(cluster: str, host: str | None, durable: Path, *, json: bool) -> None:
+    """Let an actor of the cluster run this very command, or find the one that does, until a signal ends the server.
+
+    Raises UserError.
+    """
+    import ray
+
+    from tilework.runtime.executor import WorkerStartFailed
+    from tilework.runtime.nodes.ray_agents import connect
+    from tilework.runtime.nodes.ray_server import keeper
+
+    with user_errors(WorkerStartFailed), console.status("asking Ray for a server"):
+        connect(cluster, host)
+        command = [sys.executable, "-m", "tilework", *sys.argv[1:], "--standby", "--json"]
+        actor = keeper(kept_name(durable.resolve()), command, os.environ | {KEPT: "1"})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The server goes on.
+    why = ""
+    try:
+        if line := _told(actor.ready):
+            out.print(line if json else f"Ray keeps the server: {line}; stop with Ctrl-C", soft_wrap=True, markup=False)
+        why = _told(actor.ended)
+    except KeyboardInterrupt:
+        _told(actor.end)
+    ray.kill(actor)
+    if why:
+        raise UserError(f"the server could not be kept: {why}")
+
+
+def _told(method: Any) -> Any:
+    """Return the answer of the actor, or of the one that Ray starts in its place when its process is lost.
+
+    Raises UserError if it has ended for good.
+    """
+    import ray
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    while True:
+        try:
+            return ray.get(method.remote())
+        except ActorUnavailableError:
+            console.print("the process that keeps the server was lost; Ray starts another one", style="yellow")
+            time.sleep(_PAUSE_S)
+        except RayActorError as error:
+            why = str(error).strip().splitlines()[-1]
+            raise UserError(f"nothing keeps the server any more: {why}; the same command starts it again") from error

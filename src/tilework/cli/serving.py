@@ -6,10 +6,11 @@ Needs the extra `serve`.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,26 +20,28 @@ from setproctitle import setproctitle
 from tilework.cli.console import UserError, console, out, print_json, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
+from tilework.cli.memory_plan import measured_lines
 from tilework.cli.models import checked_spec
+from tilework.cli.nodes import NodesWanted
 from tilework.cli.options.config_file import FileAgain
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.serve import LogGroup
-from tilework.cli.views.memory_plan import measured_lines
-from tilework.cli.views.start_times import StartTimes, process_age_s
-from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.cache import IF_LATE, CacheKind
-from tilework.core.model import ModelSource
+from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.reports import DeviceReading
 from tilework.cost.table import CostTable
 from tilework.pipelines.fits.beside import StartPlan
 from tilework.pipelines.support.record import limits_of
+from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.executor import Executor, WorkerStartFailed
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.models.costs import CostCache
+from tilework.runtime.models.start_parts import StartParts
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.server.config import ConfigError, ServerConfig, load_config
@@ -68,9 +71,11 @@ NOT_OF_THE_SERVER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None, and
-    `file` those of a file, which give way to the environment; `again` reads it again. `usual` is how a model runs that
-    is added later. `log` is the event log, `server_log` that of what happens.
+    """A server as `tilework serve` is asked for it.
+
+    `settings` are the server's own settings given as options, or None; `file` are those of a file, which give way to
+    the environment; `again` reads the file again. `usual` is how a model runs that is added later. `logs` says where
+    the event log goes, `server_log` where messages go.
     """
 
     workers: Workers
@@ -103,7 +108,8 @@ class Serving:
             self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
             state = self._state(config, stack)
-            started_s, imports_s = time.monotonic(), process_age_s()
+            started_s = time.monotonic()
+            imports_s = process_age_s()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             self.found.show()
             engine = self._engine(config, state, executor, stack, status)
@@ -160,7 +166,7 @@ class Serving:
         )
 
     def _state(self, config: ServerConfig, stack: ExitStack) -> DurableDirectory | None:
-        """The durable directory, closed with `stack`. A standby waits for it. Raises UserError."""
+        """Return the durable directory, closed with `stack`. A standby waits for it. Raises UserError."""
         if config.durable is None:
             if self.standby:
                 raise UserError("--standby waits for the directory of another server; give it, as --durable DIR")
@@ -169,15 +175,16 @@ class Serving:
         return stack.enter_context(closing(DurableDirectory(Path(config.durable), on_wait)))
 
     def _check_config(self, config: ServerConfig) -> None:
-        """Raises UserError if what is asked for excludes each other, or if cells cannot do it."""
+        """Raise UserError if settings exclude each other, or if cells cannot do one of them."""
         if config.exact and config.cache != "off":
-            raise UserError(f"cache is {config.cache}, with which pictures are not exact; leave out --exact or --cache")
+            raise UserError(f"cache is {config.cache}, with which images are not exact; leave out --exact or --cache")
         own = None if config.cache in ("off", IF_LATE) else CacheKind(config.cache).setting.name
         if (own, config.cache_interval is None) == ("threshold", False):
             raise UserError(f"cache is {config.cache}, which has no interval; leave out --cache-interval")
         if (own, config.cache_threshold is None) == ("interval", False):
             raise UserError(f"cache is {config.cache}, which has no threshold; leave out --cache-threshold")
-        size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
+        size = self.workers.each.cell_size
+        max_batch = self.settings.get("max_batch")
         if size > 1 and config.exact:
             raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
         if size > 1 and max_batch not in (None, 1):
@@ -191,7 +198,7 @@ class Serving:
         stack: ExitStack,
         status: Status,
     ) -> Engine:
-        """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
+        """Return the engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
         controller = ControllerConfig(
             policy=self.policy,
             max_jobs=config.max_jobs,
@@ -220,7 +227,7 @@ class Serving:
         return Engine(engine_config, executor, log, show, keeper=state.journal, check_lease=state.lease.check)
 
     def _log(self, state: DurableDirectory | None) -> SegmentedFile | None:
-        """The event log, if there is to be one. Raises OSError."""
+        """Return the event log, if there is to be one. Raises OSError."""
         if self.logs.log is not None:
             return SegmentedFile(self.logs.log, self.logs.bounds())
         if state is None or self.logs.no_log:
@@ -229,7 +236,8 @@ class Serving:
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, engine: Engine, times: StartTimes) -> None:
         models = engine.models
-        url, workers = ready["url"], self.workers
+        url = ready["url"]
+        workers = self.workers
         head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
@@ -241,11 +249,11 @@ class Serving:
 
 
 def _picture_s(engine: Engine) -> float | None:
-    """What a picture with the defaults of the first model takes, alone; None if it has none that draw one."""
+    """Return the time of one image with the first model's defaults, alone; None if its defaults draw none."""
     model, info = next(iter(engine.models.items()))
     try:
         spec = checked_spec({"prompt": "a circle"}, info)
-    except UserError:  # It needs more than a prompt, such as a picture.
+    except UserError:  # It needs more than a prompt, such as an image.
         return None
     alone_ns = engine.alone_ns(model, (spec,))
     return None if alone_ns is None else s_from_ns(alone_ns)
@@ -263,3 +271,83 @@ def _show(status: Status | None, text: str) -> None:
         status.update(text)
     else:
         console.print(text, soft_wrap=True, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Workers of a server.
+
+    `each` are those of this machine, or of each of the `nodes`; `plan` is that of their memory.
+    """
+
+    each: LocalConfig
+    nodes: NodesWanted | None = None
+    plan: StartPlan | None = None
+
+    def __str__(self) -> str:
+        first = self.each.sources[0]
+        device = "simulated device" if isinstance(first, SimulatedSource) else first.device
+        cells = f" in cells of {self.each.cell_size}" if self.each.cell_size > 1 else ""
+        where = "" if self.nodes is None else f" on {self.nodes.nodes_text}"
+        return f"{self.each.num_workers} x {device}{cells}{where}"
+
+    def executor(self, owner: Path | None) -> Executor:
+        """Make the executor of the workers, for a durable server if there is an `owner`.
+
+        Raises BadNodes, WorkerStartFailed.
+        """
+        each = replace(self.each, owner=owner)
+        return local_executor(each) if self.nodes is None else self.nodes.executor(each)
+
+
+_STAT = Path("/proc/self/stat")
+_START_TIME = 19  # Index of the field with the process's start, in clock ticks since the boot.
+
+
+def process_age_s(stat: Path = _STAT) -> float | None:
+    """Return the age of this process; None without /proc."""
+    try:
+        fields = stat.read_text("ascii", errors="replace").rpartition(")")[2].split()
+        begun_s = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - begun_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """Parts of a start.
+
+    `imports_s` counts until this process began to start others; None if unknown. `picture_s` is the time of an image
+    with the defaults of the first model; None if unknown.
+    """
+
+    imports_s: float | None
+    parts: StartParts
+    picture_s: float | None
+
+    def fields(self) -> Mapping[str, float]:
+        """Return the parts in seconds, by name, without unknown ones."""
+        values = {
+            "imports_s": self.imports_s,
+            "processes_s": s_from_ns(self.parts.processes_ns),
+            "load_s": s_from_ns(self.parts.load_ns),
+            "first_run_s": s_from_ns(self.parts.first_ns),
+            "measure_s": s_from_ns(self.parts.measure_ns),
+            "picture_s": self.picture_s,
+        }
+        return {name: round(value, 3) for name, value in values.items() if value is not None}
+
+    def line(self) -> str:
+        """Say the parts in words, with their sum: the time from the command to the first image."""
+        words = {
+            "imports_s": "imports",
+            "processes_s": "processes",
+            "load_s": "models",
+            "first_run_s": "first runs",
+            "measure_s": "measuring",
+            "picture_s": "an image",
+        }
+        found = self.fields()
+        parts = ", ".join(f"{words[name]} {value:.1f}" for name, value in found.items())
+        return f"first image after {sum(found.values()):.1f} s at the earliest: {parts}"

@@ -1,4 +1,4 @@
-"""Exact pictures, made again: what a file says of how they were made, and whether the stock pipeline agrees.
+"""Exact images, made again: what a file says of how they were made, and whether the stock pipeline agrees.
 
 Needs the extra `serve`.
 """
@@ -37,7 +37,7 @@ _ASK = 'give a PNG of `tilework generate`, or of a request with "exact": true, a
 
 @dataclass(frozen=True, slots=True)
 class ExactPicture:
-    """A picture with its metadata; `place` says where it was found. `pixels` are those in the file."""
+    """An image with its metadata; `place` says where it was found. `pixels` are those in the file."""
 
     place: str
     metadata: PictureMetadata
@@ -46,7 +46,8 @@ class ExactPicture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a picture has the pixels whose hash it carries (`is_intact`), and whether the stock pipeline makes them.
+    """Result for one image: whether it has the pixels whose hash it carries (`is_intact`), and whether the stock
+    pipeline makes them.
 
     `differences` are what is otherwise here than where it was made, each with the value there and the one here.
     """
@@ -62,7 +63,7 @@ class Verdict:
 
 
 def exact_pictures(file: Path) -> list[ExactPicture]:
-    """The pictures of a PNG, or of a JSON file that holds the answer of a server.
+    """Return the images of a PNG, or of a JSON file that holds the answer of a server.
 
     Raises:
         UserError: it holds none that is exact, or cannot be read.
@@ -71,24 +72,25 @@ def exact_pictures(file: Path) -> list[ExactPicture]:
         content = file.read_bytes()
     found = [_of_png(place, png) for place, png in _pngs(str(file), content)]
     if not found:
-        raise UserError(f"{file} holds no picture; give a PNG, or the JSON of an answer with b64_json")
+        raise UserError(f"{file} holds no image; give a PNG, or the JSON of an answer with b64_json")
     return found
 
 
 def verdicts(
     found: list[ExactPicture], model: str | None, how: ModelOptions, loras: Path | None, given: Mapping[str, list[Path]]
 ) -> Iterator[Verdict]:
-    """Make each picture again. `model` is where its model is here; None: as its file says.
+    """Make each image again. `model` is where its model is here; None: as its file says.
 
     Raises:
-        UserError: the model cannot be loaded, or a LoRA or a given picture is not there or is another one.
+        UserError: the model cannot be loaded, or a LoRA or a given image is not there or is another one.
     """
     quiet()
     made: dict[str, Image] = {}
     with user_errors(ConfigError):
         how = replace(how, loras=loras_in(loras) if loras is not None else ())
     for one in found:
-        source, provenance = _source(one, model, how), one.metadata.provenance
+        source = _source(one, model, how)
+        provenance = one.metadata.provenance
         key = one.metadata.model_dump_json(exclude={"frame"})
         if key not in made:  # The frames of a clip.
             with user_errors(ModelError):
@@ -112,7 +114,7 @@ def _pngs(place: str, content: bytes) -> Iterator[tuple[str, bytes]]:
     try:
         entries = json.loads(content)["data"]
         for index, entry in enumerate(entries):
-            yield f"{place}, picture {index}", base64.b64decode(entry["b64_json"], validate=True)
+            yield f"{place}, image {index}", base64.b64decode(entry["b64_json"], validate=True)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(
             f"{place} is neither a PNG, as files must be to say how they were made, nor the JSON of an answer; {_ASK}"
@@ -162,13 +164,13 @@ def _source(one: ExactPicture, model: str | None, how: ModelOptions) -> ModelSou
 
 
 def _given(one: ExactPicture, given: Mapping[str, list[Path]]) -> dict[str, tuple[Image, ...]]:
-    """The pictures that it was drawn from."""
+    """Return the images that it was drawn from."""
     wanted = one.metadata.provenance.settings.pictures
     found: dict[str, tuple[Image, ...]] = {}
     for name, digests in wanted.items():
         if len(given.get(name, ())) != len(digests):
             counts = f"{len(digests)} of {name}, and {len(given.get(name, ()))} are given"
-            raise UserError(f"{one.place} was drawn from pictures, {counts}; give --picture {name}=FILE for each")
+            raise UserError(f"{one.place} was drawn from images, {counts}; give --picture {name}=FILE for each")
         with user_errors(Undecodable, OSError):
             read = [file.read_bytes() for file in given[name]]
             found[name] = tuple(decode(each, is_mask="mask" in name, max_pixels=1 << 40).image for each in read)

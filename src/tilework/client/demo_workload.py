@@ -43,7 +43,8 @@ def linear_service(base_s: float, s_per_pixel: float) -> ServiceTime:
 def demo_prompt(rng: Random) -> str:
     """Make a prompt such as "a large red circle on a blue background"; the two colours differ."""
     colour, background = rng.sample(COLOURS, 2)
-    size, shape = rng.choice(SIZES), rng.choice(SHAPES)
+    size = rng.choice(SIZES)
+    shape = rng.choice(SHAPES)
     return f"a {size} {colour} {shape} on {_with_article(background)} background"
 
 

@@ -121,9 +121,10 @@ def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:
     """Return the image of an entry of `data`; None if dropped. Raises LookupError, TypeError or ValueError."""
     text = first.get("b64_json")
     if text is None and response_format != "b64_json":
-        text, decode = first["url"], False
+        text = first["url"]
+        decode = False
     if not isinstance(text, str) or not text:
-        raise ValueError("no picture")
+        raise ValueError("no image")
     return base64.b64decode(text, validate=True) if decode else None
 
 

@@ -1,4 +1,4 @@
-"""What a cache saves and what it costs: numbers by setting, a curve, and pictures side by side."""
+"""Savings and costs of a cache: numbers by setting, a curve, images side by side, and their PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from PIL import Image
 from tilework.core.cache import CacheChoice
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.palette import NEUTRAL
-from tilework.report.similarity import psnr_db, ssim
 
 _HUES = {"patch": "#0B63CE", "image": "#B3541E", "fbcache": "#2E7D32", "taylorseer": "#7B3FA0"}
 _MOST_SHOWN = 4
@@ -25,7 +24,7 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPicture:
-    """A picture (rows, columns, 3) of `prompt` with a cache, beside that without (`choice` None: it is that).
+    """An image (rows, columns, 3) of `prompt` with a cache, beside that without (`choice` None: it is that).
 
     `saving` is the part of the patches of blocks of steps that was skipped. `time_ratio` is the time of its steps over
     that without. `score` is how well it shows its prompt, 0 to 1, if something says so.
@@ -46,7 +45,7 @@ class CachedPicture:
 class CacheQuality:
     """The means over all prompts for one number of steps and one choice (None: without a cache).
 
-    `value` is the choice's threshold, or interval. `psnr_db` is the median, infinite if half of the pictures are equal;
+    `value` is the choice's threshold, or interval. `psnr_db` is the median, infinite if half of the images are equal;
     `least_psnr_db` the least. `saving_std` is the standard deviation of the saving over the prompts.
     """
 
@@ -65,7 +64,7 @@ class CacheQuality:
 
 
 def summarise(pictures: Sequence[CachedPicture]) -> list[CacheQuality]:
-    """One row for each number of steps and choice, in the order in which they come."""
+    """Return one row for each number of steps and choice, in the order in which they come."""
     groups: dict[tuple[int, CacheChoice | None], list[CachedPicture]] = {}
     for one in pictures:
         groups.setdefault((one.steps, one.choice), []).append(one)
@@ -104,7 +103,8 @@ def _frame(one: CachedPicture) -> Frame:
     buffer = io.BytesIO()
     Image.fromarray(one.pixels).save(buffer, "PNG")
     height, width, _ = one.pixels.shape
-    choice, size = one.choice, f"{width}x{height}"
+    choice = one.choice
+    size = f"{width}x{height}"
     how = "no cache" if choice is None else f"{choice.kind.value} {choice.value:g}, {one.saving:.0%} saved"
     return Frame(image=buffer.getvalue(), caption=f"{how}: {one.prompt}", size=size)
 
@@ -132,7 +132,7 @@ def draw_cache_curve(path: Path | str, rows: Sequence[CacheQuality], *, title: s
 
 
 def _keys(kinds: Sequence[str], styles: Mapping[int, str]) -> list[Any]:
-    """What the colours and the styles of lines mean."""
+    """Explain the colours and the styles of lines."""
     from matplotlib.lines import Line2D
 
     return [
@@ -143,7 +143,7 @@ def _keys(kinds: Sequence[str], styles: Mapping[int, str]) -> list[Any]:
 
 
 def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality], styles: Mapping[int, str]) -> None:
-    """The points of a line are in the order of thresholds or intervals."""
+    """Draw a line whose points are in the order of thresholds or intervals."""
     for steps, style in styles.items():
         for kind, hue in _HUES.items():
             chosen = sorted((row for row in rows if (row.kind, row.steps) == (kind, steps)), key=lambda row: row.value)
@@ -153,3 +153,32 @@ def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality], styles: Map
         if field == "score":
             (plain,) = [row.score for row in rows if (row.kind, row.steps) == ("off", steps)]
             axes.axhline(plain, color=NEUTRAL, linestyle=style, linewidth=1)
+
+
+_PEAK = 255.0
+_WINDOW = 8
+_C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
+
+
+def psnr_db(picture: np.ndarray, reference: np.ndarray) -> float:
+    """Return the peak signal-to-noise ratio of two images (rows, columns, 3) of 8 bits; infinite if equal."""
+    square = float(np.mean(np.square(picture.astype(np.float64) - reference.astype(np.float64))))
+    return 10 * math.log10(_PEAK**2 / square) if square else math.inf
+
+
+def ssim(picture: np.ndarray, reference: np.ndarray) -> float:
+    """Return the structural similarity of two images (rows, columns, 3) of 8 bits, sides 8 px or more; 1 if equal.
+
+    Source: Wang et al. 2004, with its constants; the mean over channels and all windows of 8 x 8, which count evenly.
+    """
+    first, second = picture.astype(np.float64), reference.astype(np.float64)
+    mean, other = _means(first), _means(second)
+    variances = _means(first**2) - mean**2 + _means(second**2) - other**2
+    covariance = _means(first * second) - mean * other
+    likeness = (2 * mean * other + _C1) * (2 * covariance + _C2) / ((mean**2 + other**2 + _C1) * (variances + _C2))
+    return float(likeness.mean())
+
+
+def _means(values: np.ndarray) -> Any:
+    windows = np.lib.stride_tricks.sliding_window_view(values, (_WINDOW, _WINDOW), axis=(0, 1))
+    return windows.mean(axis=(-2, -1))

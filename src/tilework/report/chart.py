@@ -1,4 +1,4 @@
-"""What a timeline shows, from any source and for any file format. All seconds are on one clock."""
+"""Contents of a timeline, from any source and for any file format. All seconds are on one clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ChartRequest:
 
     @property
     def is_late(self) -> bool:
-        """Whether it was done, but after its deadline."""
+        """True if the request was done after its deadline."""
         return self.status == Status.DONE and self.on_time is False
 
 
@@ -108,7 +108,7 @@ class ChartLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartPlacement:
-    """From `at_s` on, until the next one, devices are for certain stages: `names` by device. `why` it changed."""
+    """Use of devices from `at_s` until the next one: `names` of stages by device. `why` says why it changed."""
 
     at_s: float
     names: Mapping[int, str]
@@ -130,7 +130,7 @@ class Chart:
     slots: frozenset[int] = frozenset()
 
     def new_uses(self) -> Iterator[tuple[ChartPlacement, dict[int, str]]]:
-        """Each placement, and what devices are for from then on, where that is new."""
+        """Yield each placement, and what devices are for from then on, where that is new."""
         before: Mapping[int, str] = {}
         for placement in self.placements:
             names = placement.names
@@ -155,7 +155,9 @@ class Chart:
 def chart_of_schedule(
     schedule: Schedule, workload: Sequence[WorkloadRequest] = (), num_devices: int | None = None
 ) -> Chart:
-    """`workload` (matched by request id) adds sizes, arrivals and deadlines; `num_devices` idle devices, and what is
+    """Return the chart of a schedule.
+
+    `workload` (matched by request id) adds sizes, arrivals and deadlines. `num_devices` adds idle devices; what is
     numbered beyond them is a CPU slot.
     """
     known = by_id(workload)
@@ -199,7 +201,7 @@ def by_arrival(requests: Iterable[ChartRequest]) -> tuple[ChartRequest, ...]:
 
 
 def busy_shares(works: Iterable[ChartWork], start_s: float, end_s: float) -> dict[int, float]:
-    """Share of [start_s, end_s] that each device spent in at least one work, by device."""
+    """Return the share of [start_s, end_s] that each device spent in at least one work, by device."""
     spans: dict[int, list[tuple[float, float]]] = {}
     for work in works:
         for device_id in work.devices:
@@ -232,7 +234,7 @@ def _request(
 
 
 def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of sorted spans."""
+    """Return the length of the union of sorted spans."""
     covered_s, until_s = 0.0, float("-inf")
     for start_s, end_s in spans:
         covered_s += max(0.0, end_s - max(start_s, until_s))

@@ -10,14 +10,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-# What is compared, by its path in a result; and what of it each size shows.
+# Figures to compare, by their paths in a result; and those that each size shows.
 FIGURES = (
     ("attainment", "attained"),
     ("latency_s.mean", "mean s"),
     ("latency_s.p50", "p50 s"),
     ("latency_s.p95", "p95 s"),
     ("latency_s.p99", "p99 s"),
-    ("throughput_per_s", "pictures/s"),
+    ("throughput_per_s", "images/s"),
     ("goodput_per_s", "good/s"),
     ("megapixels_per_s", "megapixels/s"),
 )
@@ -30,7 +30,7 @@ class BadResult(ValueError):
 
 
 def read_result(path: Path | str) -> dict[str, Any]:
-    """The document of a `result.json`.
+    """Return the document of a `result.json`.
 
     Raises:
         BadResult: it is not one.
@@ -46,7 +46,7 @@ def read_result(path: Path | str) -> dict[str, Any]:
 
 
 def comparison(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One entry per figure, all sizes first: {"size", "figure", "a", "b", "ratio"}, ratio = b / a.
+    """Return one entry per figure, all sizes first: {"size", "figure", "a", "b", "ratio"}, ratio = b / a.
 
     A figure that either side lacks is None, and so is a ratio to 0. Sizes of one side only are shown too.
     """
@@ -59,14 +59,14 @@ def comparison(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The options in which the two runs differ, but for the address: what the ratios may be due to."""
+    """Return the options in which the two runs differ, but for the address: what the ratios may be due to."""
     a, b = first["config"], second["config"]
     names = [name for name in dict.fromkeys([*a, *b]) if name not in IGNORED]
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
 def comparison_table(entries: list[dict[str, Any]], names: tuple[str, str]) -> Table:
-    """One row per figure; A and B are `names`."""
+    """Return one row per figure; A and B are `names`."""
     table = Table(
         box=box.SIMPLE_HEAD, caption=f"A: {names[0]}\nB: {names[1]}", caption_justify="left", title_justify="left"
     )

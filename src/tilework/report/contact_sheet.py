@@ -1,24 +1,30 @@
-"""Many pictures on one sheet, each with its caption and how it was served."""
+"""Many images on one sheet, each with its caption and how it was served; and clips, a row of frames for each."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-PAPER, MAT, EDGE, INK, FAINT = "#FFFFFF", "#ECEEF0", "#C9CDD1", "#1F2328", "#6B7075"
+PAPER = "#FFFFFF"
+MAT = "#ECEEF0"
+EDGE = "#C9CDD1"
+INK = "#1F2328"
+FAINT = "#6B7075"
 GOOD, BAD = "#00664B", "#B3261E"
-GAP, CAPTION_LINES, FONT_SIZE = 16, 3, 13
+GAP = 16
+CAPTION_LINES = 3
+FONT_SIZE = 13
 LINE_HEIGHT = FONT_SIZE + 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One cell. `image` is an encoded picture; None draws an empty frame with `note` ("failed: ...") in it.
+    """One cell. `image` is an encoded image; None draws an empty frame with `note` ("failed: ...") in it.
 
     `on_time` None means that there was no deadline; `latency_s` None leaves the time out.
     """
@@ -34,15 +40,15 @@ class Frame:
 def draw_contact_sheet(
     path: Path | str, frames: Sequence[Frame], *, columns: int | None = None, side: int = 192, title: str = ""
 ) -> None:
-    """Write a PNG grid of frames in reading order, each picture fitted into `side` x `side` pixels.
+    """Write a PNG grid of frames in reading order, each image fitted into `side` x `side` pixels.
 
-    Pictures keep their aspect; small ones are enlarged. By default the sheet is about 1.6 times as wide as high.
+    Images keep their aspect; small ones are enlarged. By default the sheet is about 1.6 times as wide as high.
 
     Raises:
         ValueError: there are no frames, or an image cannot be read; names the frame's place.
     """
     if not frames:
-        raise ValueError("there are no pictures for the contact sheet")
+        raise ValueError("there are no images for the contact sheet")
     cell_height = side + 10 + LINE_HEIGHT * (CAPTION_LINES + 1) + GAP
     columns = columns or _columns(len(frames), side + GAP, cell_height)
     top = GAP + (LINE_HEIGHT + 18 if title else 0)
@@ -81,19 +87,21 @@ def _shortened(line: str, width: float, font: ImageFont.FreeTypeFont | ImageFont
 
 
 def _columns(num_frames: int, cell_width: int, cell_height: int) -> int:
-    """About 1.6 times as wide as high; of the three nearest counts the one that leaves the fewest cells empty."""
+    """Choose the columns of a sheet about 1.6 times as wide as high.
+
+    Of the three nearest counts, takes the one that leaves the fewest cells empty."""
     wanted = math.sqrt(num_frames * 1.6 * cell_height / cell_width)
     near = [count for count in range(round(wanted) - 1, round(wanted) + 2) if 1 <= count <= num_frames]
     return min(near, key=lambda count: (-num_frames % count, abs(count - wanted)), default=num_frames)
 
 
 def _mounted(index: int, frame: Frame, side: int) -> Image.Image:
-    """The picture in the middle of a neutral square."""
+    """Return the image in the middle of a neutral square."""
     mat = Image.new("RGB", (side, side), MAT)
     pen = ImageDraw.Draw(mat)
     if frame.image is None:
         font = ImageFont.load_default(FONT_SIZE)
-        _write(pen, wrap(frame.note or "no picture", side - 24, font, 6), 12, 12, INK)
+        _write(pen, wrap(frame.note or "no image", side - 24, font, 6), 12, 12, INK)
     else:
         picture = _fitted(_opened(index, frame.image), side)
         mat.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
@@ -105,7 +113,7 @@ def _opened(index: int, data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data)).convert("RGB")
     except OSError as error:
-        raise ValueError(f"picture {index} of the contact sheet cannot be read: {error}") from error
+        raise ValueError(f"image {index} of the contact sheet cannot be read: {error}") from error
 
 
 def _fitted(picture: Image.Image, side: int) -> Image.Image:
@@ -127,7 +135,7 @@ def _write_caption(pen: ImageDraw.ImageDraw, frame: Frame, x: int, y: int, width
 
 
 def _draw_mark(pen: ImageDraw.ImageDraw, good: bool, x: int, y: int) -> None:
-    """A tick in a disc, or a cross in a square; drawn, since fonts differ in what they hold."""
+    """Draw a tick in a disc, or a cross in a square; fonts differ in which marks they hold."""
     if good:
         pen.ellipse((x, y, x + 13, y + 13), fill=GOOD)
         pen.line(((x + 3, y + 7), (x + 6, y + 10), (x + 10, y + 4)), fill="white", width=2)
@@ -141,3 +149,61 @@ def _write(pen: ImageDraw.ImageDraw, lines: Iterable[str], x: int, y: int, ink: 
     font = ImageFont.load_default(FONT_SIZE)
     for index, line in enumerate(lines):
         pen.text((x, y + index * LINE_HEIGHT), line, fill=ink, font=font)
+
+
+COLUMNS = 5
+
+
+def draw_clip_sheet(path: Path | str, clips: Sequence[Frame], *, title: str = "", columns: int = COLUMNS) -> None:
+    """Write a PNG with `columns` frames of each clip, at equal distances; `image` of a clip is its video file.
+
+    Raises:
+        ValueError: there are no clips, or a video cannot be read.
+    """
+    frames = {place: read_frames(clip.image) for place, clip in enumerate(clips) if clip.image is not None}
+    draw_frames(path, clips, frames, title=title, columns=columns)
+
+
+def draw_frames(
+    path: Path | str,
+    clips: Sequence[Frame],
+    frames: Mapping[int, Sequence[bytes]],
+    *,
+    title: str = "",
+    columns: int = COLUMNS,
+    side: int = 192,
+) -> None:
+    """Write the same for clips whose frames are encoded images, by the place of their clip; none if it failed.
+
+    Raises:
+        ValueError: there are no clips, or an image cannot be read.
+    """
+    cells = [cell for place, clip in enumerate(clips) for cell in _row(clip, frames.get(place, ()), columns)]
+    draw_contact_sheet(path, cells, columns=columns, title=title, side=side)
+
+
+def _row(clip: Frame, pictures: Sequence[bytes], columns: int) -> list[Frame]:
+    if not pictures:
+        return [clip, *[Frame(image=None, caption="", size="", note=" ")] * (columns - 1)]
+    places = [round(index * (len(pictures) - 1) / (columns - 1)) for index in range(columns)]
+    others = [
+        Frame(image=pictures[place], caption="", size=f"frame {place + 1} of {len(pictures)}") for place in places[1:]
+    ]
+    return [replace(clip, image=pictures[0]), *others]
+
+
+def read_frames(video: bytes) -> list[bytes]:
+    """Return all frames of a video file as PNGs. Raises ValueError if it cannot be read."""
+    import av
+
+    try:
+        with av.open(io.BytesIO(video), "r") as container:
+            return [_png(Image.fromarray(frame.to_ndarray(format="rgb24"))) for frame in container.decode(video=0)]
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"the video cannot be read: {error}") from error
+
+
+def _png(picture: Image.Image) -> bytes:
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()

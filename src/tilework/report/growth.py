@@ -1,4 +1,4 @@
-"""The share of requests on time over the number of devices, as a picture."""
+"""A chart of the share of requests on time over the number of devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def draw_growth(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for index, (name, points) in enumerate(curves.items()):
-        colour, xs = COLOURS[index % len(COLOURS)], [one.num_devices for one in points]
+        colour = COLOURS[index % len(COLOURS)]
+        xs = [one.num_devices for one in points]
         axes.plot(xs, [one.share for one in points], color=colour, linewidth=1.6, label=name, zorder=3)
         below, above = [one.share - one.low for one in points], [one.high - one.share for one in points]
         ys = [one.share for one in points]

@@ -1,4 +1,4 @@
-"""The picture of latencies: how many pictures came within how long, by size, and how that went over the run."""
+"""A chart of latencies: how many images came within how long, by size, and over the run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilework.report.grid import show_grid
-from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, size_classes
+from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, show_grid, size_classes
 from tilework.report.tables import DONE, Served
 
 WIDTH_INCHES, HEIGHT_INCHES = 13.0, 5.2
@@ -16,8 +15,8 @@ WIDTH_INCHES, HEIGHT_INCHES = 13.0, 5.2
 def draw_latency(path: Path | str, records: Sequence[Served], *, title: str = "") -> None:
     """Write a PNG of two panels: the share of requests answered within a time, and latency by arrival.
 
-    On the left one line per size class, of all its requests: one that got no picture never counts as answered, so its
-    line ends below 100%; deadlines are ticks on the axis. On the right one mark per request; those without a picture
+    On the left one line per size class, of all its requests: one that got no image never counts as answered, so its
+    line ends below 100%; deadlines are ticks on the axis. On the right one mark per request; those without an image
     stand at the time at which that was known.
 
     Raises:

@@ -1,9 +1,10 @@
-"""The colours of requests: the hue is that of the size, the shade distinguishes neighbours of the same size."""
+"""Colours of requests (hue by size, shades for neighbours of one size), and the grid behind plots."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 from tilework.core.request import Shape
 from tilework.formats.json_lines import RequestId
@@ -14,8 +15,10 @@ Rgb = tuple[float, float, float]
 HUES = ("#56B4E9", "#009E73", "#F0C419", "#E69F00", "#D55E00", "#CC79A7", "#0072B2")
 SHADES = (0.0, 0.38, 0.2)
 PLAIN_HUE = "#999999"
-# How a request ended; the shape of the mark says it too.
-GOOD, BAD, NEUTRAL = "#00664B", "#B3261E", "#5F6368"
+# Ends of requests; the shape of the mark says it too.
+GOOD = "#00664B"
+BAD = "#B3261E"
+NEUTRAL = "#5F6368"
 
 
 def size_classes(shapes: Iterable[Shape], limit: int = len(HUES)) -> dict[Shape, str]:
@@ -55,7 +58,7 @@ def request_colours(ids: Iterable[RequestId], shapes: Mapping[RequestId, Shape])
 
 
 def class_hues(shapes: Iterable[Shape]) -> dict[str, str]:
-    """The hue of each size class, smallest first."""
+    """Return the hue of each size class, smallest first."""
     names = list(dict.fromkeys(size_classes(shapes).values()))
     return dict(zip(names, HUES, strict=False))
 
@@ -65,7 +68,7 @@ def darker(colour: Rgb, share: float = 0.35) -> Rgb:
 
 
 def ink_on(colour: Rgb) -> str:
-    """Black or white, whichever reads better on `colour`."""
+    """Return black or white, whichever reads better on `colour`."""
     luminance = sum(weight * part**2.2 for weight, part in zip((0.2126, 0.7152, 0.0722), colour, strict=True))
     return "black" if luminance > 0.18 else "white"
 
@@ -77,3 +80,10 @@ def _landscape(shape: Shape) -> Shape:
 def _mix(hue: str, white: float) -> Rgb:
     red, green, blue = (int(hue[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return (red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white)
+
+
+def show_grid(axes: Any) -> None:
+    """Draw a pale grid behind the data, and no frame at the top and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#E3E3E3", linewidth=0.7)
+    axes.set_axisbelow(True)

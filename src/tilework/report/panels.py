@@ -1,4 +1,4 @@
-"""Pictures of policies side by side: curves with their bound, shares by size, distributions of latency."""
+"""Images of policies side by side: curves with their bound, shares by size, distributions of latency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-INK, FAINT, GRID = "#202124", "#5F6368", "#E3E3E3"
+INK = "#202124"
+FAINT = "#5F6368"
+GRID = "#E3E3E3"
 # Okabe and Ito's colours, strong ones first; after them each comes again with another mark and line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5539", "#8A8D91")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
@@ -16,8 +18,8 @@ LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 PANEL_INCHES = (4.7, 3.7)
 MOST_COLUMNS = 3
 LOWEST_SHOWN = 0.02
-_ABOVE_ALL = 0.015  # Of an axis of shares, above 100%.
-_GROUP_WIDTH = 0.84  # Of the distance between two groups of bars.
+_ABOVE_ALL = 0.015  # Part of an axis of shares above 100%.
+_GROUP_WIDTH = 0.84  # Share of the distance between two groups of bars.
 _PAIR_INCHES = 0.62
 _LEGEND: Mapping[str, Any] = {"frameon": False, "fontsize": 9, "columnspacing": 1.4}
 _LONG_TAIL = 20.0  # Longest over shortest time, above which an axis is logarithmic.
@@ -50,7 +52,8 @@ class CurvePanel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarPanel:
-    """For each of `groups` a bar per policy; `marks` are the smallest and largest values behind each bar, if any.
+    """Panel with a bar per policy for each of `groups`; `marks` are the smallest and largest values behind each bar, if
+    any.
 
     `is_share`: they are shares of 1.
     """
@@ -126,7 +129,7 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
 
 
 def _style(index: int) -> dict[str, Any]:
-    """The first one is drawn over the others."""
+    """Return the first one is drawn over the others."""
     turn = index // len(COLOURS)
     return {
         "color": COLOURS[index % len(COLOURS)],
@@ -215,7 +218,8 @@ def draw_bars(axes: Any, panel: BarPanel, colours: Mapping[str, str]) -> dict[st
     Returns where the middles of the bars are.
     """
     shown = [policy for policy in colours if policy in panel.bars]
-    width, places = _GROUP_WIDTH / len(shown), dict[str, list[float]]()
+    width = _GROUP_WIDTH / len(shown)
+    places = dict[str, list[float]]()
     for index, policy in enumerate(shown):
         middle = (index + 0.5) * width - _GROUP_WIDTH / 2
         at = places[policy] = [group + middle for group in range(len(panel.groups))]
@@ -234,7 +238,7 @@ def draw_bars(axes: Any, panel: BarPanel, colours: Mapping[str, str]) -> dict[st
 
 
 def _draw_marked_bars(axes: Any, panel: BarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
-    """Bars with the marks of the legend on top: they show a bar of no height, and tell policies of one colour apart."""
+    """Draw bars with the legend's marks on top, which show a bar of no height and tell policies of one colour apart."""
     places = draw_bars(axes, panel, {policy: style["color"] for policy, style in styles.items()})
     for policy, at in places.items():
         mark = styles[policy] | {"linestyle": "", "markeredgecolor": "white", "markeredgewidth": 0.6}

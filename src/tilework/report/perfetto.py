@@ -37,7 +37,7 @@ def write_trace(path: Path | str, chart: Chart, *, title: str = "") -> None:
 
 
 def trace_events(chart: Chart) -> list[_Event]:
-    """The events, those that name processes and threads first, the others by time."""
+    """Return the events, those that name processes and threads first, the others by time."""
     tracks = _Tracks(chart)
     spans = _spans(chart, tracks)
     events = [event for work in chart.works for event in _slices(work, spans, tracks)]
@@ -70,7 +70,8 @@ class _Tracks:
     """Maps devices to processes and threads of the trace, and times to whole microseconds."""
 
     def __init__(self, chart: Chart) -> None:
-        self._chart, self._nodes = chart, dict(chart.nodes)
+        self._chart = chart
+        self._nodes = dict(chart.nodes)
         for work in chart.works:
             for device_id in work.devices:
                 self._nodes.setdefault(device_id, 0)
@@ -135,7 +136,7 @@ def _steps_text(work: ChartWork) -> str:
 
 
 def _arrows(chart: Chart, spans: _Spans, tracks: _Tracks) -> Iterable[_Event]:
-    """An arrow begins within the earlier work's slice on its first device, and ends where the later one begins."""
+    """Yield arrows: each begins within the earlier work's slice on its first device, and ends where that begins."""
     works: dict[RequestId, list[ChartWork]] = {}
     for work in sorted(chart.works, key=lambda work: work.end_s):
         for request in work.requests:
@@ -173,18 +174,18 @@ def _request_span(request: ChartRequest, number: int, tracks: _Tracks) -> Iterab
 
 
 def _request_times_us(request: ChartRequest, tracks: _Tracks) -> tuple[int, int]:
-    """From arrival to end; to the end of the chart if the request's is unknown."""
+    """Write a request from arrival to end, or to the end of the chart if its own is unknown."""
     arrival_us = tracks.us(request.arrival_s)
     return arrival_us, tracks.end_us if request.finish_s is None else max(arrival_us, tracks.us(request.finish_s))
 
 
 def _after(at_s: float | None, request: ChartRequest) -> float | None:
-    """Seconds after the request's arrival."""
+    """Return the seconds after the request's arrival."""
     return None if at_s is None else round(at_s - request.arrival_s, 6)
 
 
 def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
-    """Marks at one time: refusals, drops to best effort, moves, requests that were not served, changes of devices."""
+    """Yield marks at one time: refusals, drops to best effort, moves, requests not served, changes of devices."""
     cluster = {"pid": CLUSTER, "tid": 0, "s": "p"}
     for request in chart.requests:
         for decision in request.decisions:
@@ -214,7 +215,7 @@ def _instant(name: str, at_us: int, args: _Event) -> _Event:
 
 
 def _counters(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
-    """The numbers of waiting and running requests and of busy devices, at each time at which one of them changes."""
+    """Yield the numbers of waiting and running requests and of busy devices, whenever one of them changes."""
     changes: dict[int, Counter[str]] = {}
 
     def count(state: str, start_us: int, end_us: int, by: int) -> None:

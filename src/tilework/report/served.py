@@ -41,9 +41,9 @@ class Answered(Protocol):
 
 
 def schedule_of_timelines(records: Iterable[tuple[RequestId, Answered]]) -> Schedule:
-    """The works of all timelines, numbered by start, each with the requests that shared it. Ends are the client's.
+    """Return the works of all timelines, numbered by start, each with the requests that shared it.
 
-    Without any timeline the schedule has ends only.
+    Ends are the client's. Without any timeline the schedule has ends only.
     """
     records = list(records)
     lines = [
@@ -59,16 +59,16 @@ def schedule_of_timelines(records: Iterable[tuple[RequestId, Answered]]) -> Sche
 
 
 def segments(record: Answered) -> Sequence[Segment]:
-    """The segments of a timeline; none if it cannot be read."""
+    """Return the segments of a timeline; none if it cannot be read."""
     found = None if record.timeline is None else record.timeline.get("segments")
     return found if isinstance(found, list) and all(_is_segment(segment) for segment in found) else ()
 
 
 def served_figures(records: Sequence[Answered]) -> dict[str, Any] | None:
-    """What the timelines add to the client's view, over the pictures that came; None without any timeline.
+    """Sum up what timelines add to the client's view, over the images that came; None without any timeline.
 
     `queue_s` {"mean", "p50", "p99"}: from arrival to the first work. `device_s` {"mean"}: device seconds of one
-    picture. `mean_degree`: devices per denoising step. `steps_by_degree`: steps by the number of their devices.
+    image. `mean_degree`: devices per denoising step. `steps_by_degree`: steps by the number of their devices.
     """
     readable = [record for record in records if record.status == DONE and segments(record)]
     if not readable:
@@ -96,7 +96,7 @@ def served_figures(records: Sequence[Answered]) -> dict[str, Any] | None:
 
 
 def _batch(segment: Segment) -> int:
-    """How many images shared a segment's work; 1 where the server does not say."""
+    """Return the number of images that shared a segment's work; 1 where the server does not say."""
     batch = segment.get("batch", 1)
     return batch if isinstance(batch, int) and batch > 0 else 1
 
@@ -118,9 +118,9 @@ def _work(request: RequestId, origin_s: float, segment: Segment) -> WorkLine:
 
 
 def _joined(lines: Iterable[tuple[WorkLine, int]]) -> list[WorkLine]:
-    """Works by start. Several requests may list the same work, each at a slightly different time; they become one."""
+    """Return works by start. Several requests may list one work, each at a slightly different time; they become one."""
     works: list[WorkLine] = []
-    latest: dict[tuple[int, ...], int] = {}  # By group: the place of its latest work among the works.
+    latest: dict[tuple[int, ...], int] = {}  # Place of the latest work among the works, by group.
     for line, batch in lines:
         place = latest.get(line.devices)
         if place is not None and batch > 1 and _is_one(works[place], line, batch):

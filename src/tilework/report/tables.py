@@ -17,7 +17,7 @@ DONE = "done"
 class Served(Protocol):
     """A served request as the reports read it, live or simulated.
 
-    `status` is "done", or another word for a request that got no picture. `latency_s` counts from the planned
+    `status` is "done", or another word for a request that got no image. `latency_s` counts from the planned
     arrival to the end. `on_time` is read only where `slo_s` is set.
     """
 
@@ -36,7 +36,7 @@ class Served(Protocol):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of `values` that at least `percent` per cent of them do not exceed (nearest rank).
+    """Return the smallest of `values` that at least `percent` per cent of them do not exceed (nearest rank).
 
     Always one of the values, never a mean of two; `percent` in (0, 100]. Raises ValueError if there is no value.
     """
@@ -49,27 +49,27 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def attainment(records: Sequence[Served]) -> float | None:
-    """On time / all with a deadline; a refused or failed request counts as a miss. None without deadlines."""
+    """Return the share on time of all with a deadline; refused and failed ones are misses. None without deadlines."""
     due = [record for record in records if record.slo_s is not None]
     return sum(_is_on_time(record) for record in due) / len(due) if due else None
 
 
 def latencies_s(records: Sequence[Served]) -> list[float]:
-    """Latencies of the requests that got their picture."""
+    """Return the latencies of the requests that got their image."""
     return [record.latency_s for record in records if record.status == DONE and record.latency_s is not None]
 
 
 def throughput_per_s(records: Sequence[Served]) -> float | None:
-    """Pictures per second from the first arrival to the last picture; None without a picture."""
+    """Return images per second from the first arrival to the last image; None without an image."""
     return _rates(records, _length_s(records))["throughput_per_s"]
 
 
 def summary(records: Sequence[Served]) -> dict[str, Any]:
-    """All figures as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
+    """Return all figures as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
 
-    `latency_s` is None without a picture, else {"mean", "p50", "p95", "p99"}; see `percentile`. Rates, also those of
-    one size, are per second of the whole run, from its first arrival to its last picture: `throughput_per_s` and
-    `megapixels_per_s` of all pictures, `goodput_per_s` of those on time (None without deadlines).
+    `latency_s` is None without an image, else {"mean", "p50", "p95", "p99"}; see `percentile`. Rates, also those of
+    one size, are per second of the whole run, from its first arrival to its last image: `throughput_per_s` and
+    `megapixels_per_s` of all images, `goodput_per_s` of those on time (None without deadlines).
     """
     length_s = _length_s(records)
     by_size = {size: _figures(members) | _rates(members, length_s) for size, members in _by_size(records).items()}
@@ -77,7 +77,7 @@ def summary(records: Sequence[Served]) -> dict[str, Any]:
 
 
 def attainment_table(records: Sequence[Served], title: str = "") -> Table:
-    """One row per size, smallest first, and a total; times in seconds. Fits 80 columns."""
+    """Return one row per size, smallest first, and a total; times in seconds. Fits 80 columns."""
     table = Table(
         title=title or None,
         title_justify="left",
@@ -98,10 +98,10 @@ def attainment_table(records: Sequence[Served], title: str = "") -> Table:
 
 
 def throughput_table(records: Sequence[Served]) -> Table:
-    """One row per size, smallest first, and a total: pictures per minute, those on time, megapixels per second."""
+    """Return one row per size, smallest first, and a total: images per minute, those on time, megapixels per second."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="good: on time", caption_justify="left")
     table.add_column("size")
-    for heading in ("pictures/min", "good/min", "megapixels/s"):
+    for heading in ("images/min", "good/min", "megapixels/s"):
         table.add_column(heading, justify="right")
     length_s = _length_s(records)
     for size, members in _by_size(records).items():
@@ -132,7 +132,7 @@ def _figures(records: Sequence[Served]) -> dict[str, Any]:
 
 
 def _length_s(records: Sequence[Served]) -> float:
-    """From the first arrival to the last picture; 0 without a picture."""
+    """Return the time from the first arrival to the last image; 0 without an image."""
     ends_s = [r.arrival_s + r.latency_s for r in records if r.status == DONE and r.latency_s is not None]
     return max(ends_s) - min(record.arrival_s for record in records) if ends_s else 0.0
 
@@ -161,7 +161,8 @@ def _is_on_time(record: Served) -> bool:
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
-    share, latency = figures["attainment"], figures["latency_s"]
+    share = figures["attainment"]
+    latency = figures["latency_s"]
     return [
         str(figures["requests"]),
         str(figures["done"]),
@@ -174,3 +175,8 @@ def _cells(figures: dict[str, Any]) -> list[str]:
 def _rate_cells(rates: dict[str, float | None]) -> list[str]:
     scales = {"throughput_per_s": 60, "goodput_per_s": 60, "megapixels_per_s": 1}
     return ["-" if (rate := rates[name]) is None else f"{scale * rate:.2f}" for name, scale in scales.items()]
+
+
+def counted_devices(number: int) -> str:
+    """Return the number in words: "1 device", "8 devices"."""
+    return "1 device" if number == 1 else f"{number} devices"

@@ -1,43 +1,33 @@
-"""Draws a timeline as PNG: what ran on which device and when, and which requests were on time."""
+"""A timeline as PNG: what ran on which device and when, and which requests were on time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 from tilework.core.request import Status
+from tilework.formats.json_lines import RequestId
 from tilework.report.chart import Chart, ChartRequest, ChartWork, busy_shares
-from tilework.report.lanes import OWN_ROW_LIMIT, RequestBar, draw_requests
-from tilework.report.palette import BAD, GOOD, NEUTRAL, class_hues, darker, ink_on
-from tilework.report.timeline_bars import (
-    BAR_HEIGHT,
-    LOST_HATCH,
-    WIDTH_INCHES,
-    Layout,
-    bar_colour,
-    bars,
-    corners_of,
-    hatches,
-    label_of,
-    late_edges,
-    lay_out,
-    outline,
-)
+from tilework.report.palette import BAD, GOOD, NEUTRAL, Rgb, class_hues, darker, ink_on, request_colours
 
 AWAY: dict[str, Any] = {"facecolor": "#DADCE0", "edgecolor": "#9AA0A6", "hatch": "\\\\", "linewidth": 0.0}
 LOADING: dict[str, Any] = {"facecolor": "#F1E4C3", "edgecolor": "#9A7B2F", "hatch": "||", "linewidth": 0.0}
 PLACED: dict[str, Any] = {"color": "#7A1F6B", "linewidth": 1.2, "linestyle": "--"}
 TAG: dict[str, Any] = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-_MOST_COLUMNS, _LEGEND_LETTERS, _HANDLE_LETTERS = 9, 170, 6  # The last: how wide a handle is, in letters.
+_MOST_COLUMNS = 9
+_LEGEND_LETTERS = 170
+_HANDLE_LETTERS = 6  # Width of a handle, in letters.
 PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
 
 def draw_timeline(path: Path | str, chart: Chart, *, title: str = "") -> None:
     """Write a PNG with one row per device and one bar per executed work, coloured by the size of its request.
 
-    Ends of requests, if the chart has any, are drawn in a panel above the devices, see `report.lanes`. A chart that
+    Ends of requests, if the chart has any, are drawn in a panel above the devices, see `draw_requests`. A chart that
     knows of requests only, not of devices, is drawn as that panel. What ran after its request's deadline has a red
     edge below; what was lost is crossed out; a device that was away is shaded. Labels give way where they do not fit.
 
@@ -113,17 +103,18 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
 
 
 def _draw_placements(axes: Any, chart: Chart, layout: Layout) -> None:
-    """A line at each change, and above its bars what each device is for from then on, where that is new."""
+    """Draw a line at each change, and above its bars what each device is for from then on, where that is new."""
     style = {"fontsize": 8, "fontweight": "bold", "va": "center", "clip_on": True, "zorder": 5}
     for placement, uses in chart.new_uses():
         axes.axvline(placement.at_s, **PLACED)
         for device_id in uses.keys() & layout.rows.keys():
-            place, name = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2), uses[device_id]
+            place = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2)
+            name = uses[device_id]
             axes.annotate(name, place, (3, 0), textcoords="offset points", color=PLACED["color"], bbox=TAG, **style)
 
 
 def _draw_work(axes: Any, work: ChartWork, layout: Layout) -> None:
-    """A bar over each unbroken run of the work's devices. Hatch and label go where they would hide it."""
+    """Draw a bar over each unbroken run of the work's devices. Hatch and label go where they would hide it."""
     from matplotlib.patches import Polygon
 
     inches = layout.inches(work)
@@ -155,7 +146,7 @@ def _request_bar(request: ChartRequest, layout: Layout) -> RequestBar:
 
 
 def _mark(request: ChartRequest) -> tuple[str, str, str]:
-    """Marker, colour and meaning of how a request ended; the marker alone is enough to distinguish them."""
+    """Return marker, colour and meaning of a request's end; the markers alone distinguish the ends."""
     if request.status != Status.DONE:
         return "s", BAD, "not served"
     if request.on_time is None:
@@ -195,7 +186,7 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
 
 
 def _num_columns(labels: Sequence[str]) -> int:
-    """The most columns of a legend, filled one after another, that the figure has room for."""
+    """Return the most columns of a legend, filled one after another, that the figure has room for."""
     for columns in range(min(len(labels), _MOST_COLUMNS), 1, -1):
         ends = [len(labels) * index // columns for index in range(columns + 1)]
         widths = [max(map(len, labels[first:last])) for first, last in pairwise(ends)]
@@ -205,7 +196,7 @@ def _num_columns(labels: Sequence[str]) -> int:
 
 
 def _limits_s(ended: Sequence[ChartRequest], layout: Layout) -> tuple[float, float]:
-    """The limits of the time axis: all works, and the last deadlines if they are near."""
+    """Return the limits of the time axis: all works, and the last deadlines if they are near."""
     length_s = layout.end_s - layout.start_s
     last_s = max([layout.end_s, *(request.deadline_s for request in ended if request.deadline_s is not None)])
     return layout.start_s - 0.004 * length_s, min(last_s, layout.end_s + 0.12 * length_s) + 0.006 * length_s
@@ -224,3 +215,204 @@ def _clean(axes: Any) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#E3E3E3", linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+OWN_ROW_LIMIT = 60
+DENSE = 500
+WAITING = "#C4C7C5"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBar:
+    """One request; `mark` is the marker at its end, the marker's colour, and what they mean."""
+
+    name: str
+    arrival_s: float
+    start_s: float
+    finish_s: float
+    deadline_s: float | None
+    colour: Rgb | str
+    mark: tuple[str, str, str]
+
+
+def pack(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the lane of each span: the lowest one that is free from its start on. Lanes are as few as overlaps allow.
+
+    Spans are in order of start; one that starts where another ends may follow it in its lane.
+    """
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    lanes = []
+    for start, end in spans:
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
+        lanes.append(lane)
+    return lanes
+
+
+def draw_requests(axes: Any, bars: Sequence[RequestBar]) -> None:
+    """Draw one line per request: faint while it waits, in its colour from its first work to its end, red where late.
+
+    Up to OWN_ROW_LIMIT requests have a row each, with name and deadline. More share lanes, so that the height of the
+    panel is the number of requests in flight, the lowest lane first.
+    """
+    bars = sorted(bars, key=lambda bar: (bar.arrival_s, bar.name))
+    shared = len(bars) > OWN_ROW_LIMIT
+    spans = [(bar.arrival_s, bar.finish_s) for bar in bars]
+    rows = [lane + 1 for lane in pack(spans)] if shared else list(range(len(bars)))
+    starts_s, ends_s = [bar.start_s for bar in bars], [bar.finish_s for bar in bars]
+    axes.hlines(rows, [bar.arrival_s for bar in bars], starts_s, color=WAITING, linewidth=0.8 if shared else 1.2)
+    axes.hlines(rows, starts_s, ends_s, color=[bar.colour for bar in bars], linewidth=1.8 if shared else 3.5, zorder=2)
+    overdue = [
+        (row, max(bar.deadline_s, bar.arrival_s), bar.finish_s)
+        for bar, row in zip(bars, rows, strict=True)
+        if bar.deadline_s is not None and bar.finish_s > bar.deadline_s
+    ]
+    if overdue:
+        axes.hlines(*zip(*overdue, strict=True), color=BAD, linewidth=0.9 if shared else 1.4, zorder=2.5)
+    for mark in dict.fromkeys(bar.mark for bar in bars):
+        marker, ink, _ = mark
+        at = [(bar.finish_s, row) for bar, row in zip(bars, rows, strict=True) if bar.mark == mark]
+        size, edge = (5.5, 1.6) if not shared else (3, 0.8) if len(bars) <= DENSE else (2, 0.6)
+        above = 4 if ink == BAD else 3  # Bad ends are drawn over good ones.
+        axes.plot(*zip(*at, strict=True), marker, color=ink, markersize=size, markeredgewidth=edge, zorder=above)
+    if shared:
+        axes.set_ylabel("requests in flight")
+        axes.set_ylim(0, max(rows) + 0.6)
+    else:
+        due = [(bar.deadline_s, row) for bar, row in zip(bars, rows, strict=True) if bar.deadline_s is not None]
+        for deadline_s, row in due:
+            axes.plot(deadline_s, row, "|", color="black", markersize=8, zorder=3)
+        axes.set_yticks(rows, [bar.name[:8] for bar in bars], fontsize=7)
+        axes.set_ylabel("requests")
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+
+
+WIDTH_INCHES = 15.0
+PLOT_SHARE = 0.88  # Share of the width without labels and busy shares; exact enough to decide what fits.
+_HATCHES = ("....", "////", "\\\\\\\\", "oo", "++")
+LOST_HATCH = "xxxx"
+BAR_HEIGHT = 0.8
+
+Corners = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Geometry that all parts of the drawing share. `rows` maps a device to its row from the top.
+
+    `hatches` are the patterns of stages without steps.
+    """
+
+    rows: dict[int, int]
+    start_s: float
+    end_s: float
+    requests: dict[RequestId, ChartRequest]
+    colours: dict[RequestId, Rgb]
+    hatches: dict[str, str]
+    starts_s: dict[RequestId, float]
+
+    def inches(self, work: ChartWork) -> float:
+        """Return the width of a work on paper."""
+        return (work.end_s - work.start_s) / max(self.end_s - self.start_s, 1e-9) * WIDTH_INCHES * PLOT_SHARE
+
+
+def hatches(chart: Chart) -> dict[str, str]:
+    """Return a pattern for each stage without steps, in the order in which they first ran."""
+    others = dict.fromkeys(work.stage for work in sorted(chart.works, key=lambda work: work.start_s) if not work.steps)
+    return dict(zip(others, cycle(_HATCHES), strict=False))
+
+
+def lay_out(chart: Chart) -> Layout:
+    starts_s: dict[RequestId, float] = {}
+    for work in chart.works:
+        for request in work.requests:
+            starts_s.setdefault(request, work.start_s)
+    if not chart.works:
+        starts_s = {request.id: request.arrival_s for request in chart.requests}
+    shapes = {request.id: request.shape for request in chart.requests if request.shape is not None}
+    devices = {device_id for work in chart.works for device_id in work.devices} | set(chart.nodes)
+    return Layout(
+        rows={device_id: row for row, device_id in enumerate(sorted(devices))},
+        start_s=chart.start_s,
+        end_s=chart.end_s,
+        requests={request.id: request for request in chart.requests},
+        colours=request_colours([request.id for request in chart.requests], shapes),
+        hatches=hatches(chart),
+        starts_s=starts_s,
+    )
+
+
+def late_edges(works: Iterable[ChartWork], layout: Layout) -> list[Corners]:
+    """Return thin strips along the bottom of works, for the time after the deadline of their request."""
+    strips: list[Corners] = []
+    for work in works:
+        for place, request in enumerate(work.requests):
+            deadline_s = layout.requests[request].deadline_s
+            if deadline_s is not None and work.end_s > deadline_s:
+                late = replace(work, start_s=max(work.start_s, deadline_s))
+                for corners in corners_of(late, layout):
+                    _, _, (right, bottom), (left, _) = _stripe(corners, place, len(work.requests))
+                    top = bottom - 0.1 / len(work.requests)
+                    strips.append(((left, top), (right, top), (right, bottom), (left, bottom)))
+    return strips
+
+
+def bars(work: ChartWork, layout: Layout) -> list[tuple[Corners, Rgb]]:
+    """Return a rectangle and its colour for each unbroken run of a work's devices; one stripe per request that shares
+    it.
+    """
+    return [
+        (_stripe(corners, place, len(work.requests)), bar_colour(work, request, layout))
+        for corners in corners_of(work, layout)
+        for place, request in enumerate(work.requests)
+    ]
+
+
+def _stripe(corners: Corners, place: int, num_stripes: int) -> Corners:
+    """Return a rectangle's stripe number `place` of `num_stripes`, from the top."""
+    (left, top), _, (right, bottom), _ = corners
+    tall = (bottom - top) / num_stripes
+    top, bottom = top + place * tall, top + (place + 1) * tall
+    return (left, top), (right, top), (right, bottom), (left, bottom)
+
+
+def corners_of(work: ChartWork, layout: Layout) -> list[Corners]:
+    """Return the rectangle of each unbroken run of the work's devices; first and third corner are opposite."""
+    spans = _row_runs(sorted(layout.rows[device_id] for device_id in work.devices))
+    edges = [(first - BAR_HEIGHT / 2, last + BAR_HEIGHT / 2) for first, last in spans]
+    left, right = work.start_s, work.end_s
+    return [((left, top), (right, top), (right, bottom), (left, bottom)) for top, bottom in edges]
+
+
+def outline(work: ChartWork, layout: Layout) -> float:
+    return 0.6 if layout.inches(work) >= 0.06 else 0.0
+
+
+def label_of(work: ChartWork, inches: float) -> str:
+    """Return the request and, below it, its steps, as far as they fit into a bar of this width."""
+    if not work.steps or work.lost:
+        return ""
+    name = ",".join(str(request)[:6] for request in work.requests)
+    steps = f"x{work.steps}"
+    if inches < 0.06 * len(name) + 0.04:
+        return ""
+    return f"{name}\n{steps}" if inches >= 0.06 * len(steps) + 0.04 else name
+
+
+def bar_colour(work: ChartWork, request: RequestId, layout: Layout) -> Rgb:
+    colour = layout.colours[request]
+    return colour if work.steps else darker(colour)
+
+
+def _row_runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first, last) of each unbroken run of sorted rows. A run has one bar, so that a wide work looks wide."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and row == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], row)
+        else:
+            runs.append((row, row))
+    return runs

@@ -1,4 +1,4 @@
-"""The picture of a workload: when requests of each size arrive, and how much they ask of the devices."""
+"""A chart of a workload: when requests of each size arrive, and how much they ask of the devices."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tilework.formats.workload import WorkloadRequest
-from tilework.report.grid import show_grid
-from tilework.report.palette import BAD, class_hues, size_classes
-from tilework.report.words import counted_devices
+from tilework.report.palette import BAD, class_hues, show_grid, size_classes
+from tilework.report.tables import counted_devices
 
-WIDTH_INCHES, ROW_INCHES, LOAD_INCHES = 13.0, 0.42, 3.2
+WIDTH_INCHES = 13.0
+ROW_INCHES = 0.42
+LOAD_INCHES = 3.2
 NUM_BINS = 72
 GOLDEN = 0.618034
 FEW, MANY = 300, 1500
@@ -81,7 +82,7 @@ def _draw_rows(axes: Any, requests: Sequence[WorkloadRequest], hues: dict[str, s
 
 
 def _label_rows(axes: Any, requests: Sequence[WorkloadRequest], hues: dict[str, str]) -> None:
-    """Sizes on the left, how many of each on the right."""
+    """Draw sizes on the left, and the number of each on the right."""
     classes = size_classes(request.shape for request in requests)
     counts = Counter(classes[request.shape] for request in requests)
     for row, name in enumerate(hues):
@@ -111,7 +112,7 @@ def _draw_sums(
 
 
 def _weights(requests: Sequence[WorkloadRequest], device_s: Sequence[float] | None, num_devices: int) -> list[float]:
-    """What each request counts: its share of the devices' time in seconds, or 1 where that is unknown."""
+    """Return the weight of each request: its share of the devices' time in seconds, or 1 where that is unknown."""
     return [1.0] * len(requests) if device_s is None else [seconds / num_devices for seconds in device_s]
 
 

@@ -20,7 +20,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_ns = 0
         self.resume_ns = 0
-        # When a call is made, when it was due, its number, whether it is of a device.
+        # Time of a call, time at which it was due, its number, True if it is of a device.
         self._heap: list[tuple[int, int, int, bool, Callable[[], None]]] = []
         self._sequence = 0
 
@@ -31,7 +31,7 @@ class Clock:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the controller is paused."""
+        """True if the controller is paused."""
         return self.now_ns < self.resume_ns
 
     def pause_until(self, resume_ns: int, then: Callable[[], None]) -> None:

@@ -41,9 +41,7 @@ from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
-from tilework.sim.nodes.links import SimLinks
-from tilework.sim.nodes.nodes import SimNodes
-from tilework.sim.nodes.session import NodeSession
+from tilework.sim.nodes.nodes import NodeSession, SimLinks, SimNodes
 from tilework.sim.nodes.transfers import StateTransfers
 from tilework.sim.reports import CUT_OFF, report_of, serialize
 from tilework.sim.runs import LoadRun, Run, State
@@ -56,7 +54,7 @@ _DOWN_S = 1.0  # Downtime of a worker that was killed because it made no progres
 class Cluster:
     """Performs the driver core's messages and effects on a fleet, and passes reports of the fleet to the core.
 
-    `on_event` passes an event to the controller. `on_image` receives the final state of a finished picture.
+    `on_event` passes an event to the controller. `on_image` receives the final state of a finished image.
     `on_given_up` is called when a device is given up (see `Workers`).
 
     On a reliable network messages are delivered at once, and only the leader of a group reports unless the group was
@@ -84,7 +82,8 @@ class Cluster:
             devices_per_node=costs.table.devices_per_node,
             slots_per_node=config.slots_per_node if costs.table.needs_slots else 0,
         )
-        self._on_event, self._on_image = on_event, on_image
+        self._on_event = on_event
+        self._on_image = on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
@@ -141,7 +140,7 @@ class Cluster:
         self._on_event(NodesSilent(nodes))
 
     def _draw_late(self) -> dict[int, float]:
-        """How much later than the server nodes come, in seconds."""
+        """Draw the delays of nodes behind the server, in seconds."""
         late = [node for node in range(1, self._layout.num_nodes) if self._injector.injects("late")]
         return {node: self._injector.magnitude("late") for node in late}
 
@@ -179,12 +178,12 @@ class Cluster:
         return {job_id: checkpoint for job_id, checkpoint in left.items() if checkpoint.blobs}
 
     def _remaining_checkpoint(self, job_id: int) -> Checkpoint:
-        """A job's latest checkpoint without lost blobs."""
+        """Return a job's latest checkpoint without lost blobs."""
         checkpoint = self._core.states.checkpoint(job_id)
         return checkpoint.among([blob for blob in checkpoint.blobs if self.nodes.has(blob)])
 
     def change_models(self, part: CostTable | None) -> None:
-        """The server serves another model by these costs, other LoRAs of one, or one less.
+        """Serve another model by these costs, other LoRAs of one, or one model less.
 
         Devices still know how long works for what has gone take: some may be on their way or run.
         """
@@ -212,7 +211,7 @@ class Cluster:
 
     @property
     def leftovers(self) -> str:
-        """What the driver still keeps after every job has ended, in words; empty if nothing."""
+        """Everything that the driver still keeps after every job has ended, in words; empty if nothing."""
         num_blobs = self.nodes.num_files, self.nodes.blobs.num_kept
         if self._core.is_idle and num_blobs == (0, 0):
             return ""
@@ -292,7 +291,7 @@ class Cluster:
             self._send((target,), partial(self.fleet.expect, transfer))
 
     def _move_times_ns(self, move: StateMove) -> dict[int, int]:
-        """How long a move takes to each target. The job's next work, which is not sent yet, begins at its position."""
+        """Return the time of a move to each target. The job's next work, not sent yet, begins at its position."""
         if not move.source:
             return dict.fromkeys(move.targets, 0)
         job = self._controller.tracker.jobs[move.job_id]
@@ -398,7 +397,7 @@ class Cluster:
         self._on_event(end_event(work, report.ending, report))
 
     def _num_refused(self, run: Run) -> int:
-        """The number of members left out of a run although no earlier work of theirs failed."""
+        """Return the number of members left out of a run although no earlier work of theirs failed."""
         if self._controller.tracker.awaited(run.work) is not None:
             return 0
         return len(run.left_out.keys() & self._core.members(run.work.work_id).keys())
@@ -426,7 +425,7 @@ class Cluster:
         self._begin_next(work.devices)
 
     def _end_work(self, result: WorkResult) -> None:
-        """Deliver the pictures of an ended work, then pass its event to the controller."""
+        """Deliver the images of an ended work, then pass its event to the controller."""
         report = result.report
         if result.ending in (Ending.FAILED, Ending.OUT_OF_MEMORY):  # A second copy of its command must not begin.
             self._break_off(result.work)
@@ -447,21 +446,23 @@ class Cluster:
     # Workers.
 
     def _first_memory(self, device_id: int) -> Memory:
-        """What a device has when it starts: all components if they fit; a CPU slot has all."""
+        """Return the components of a device at its start: all if they fit; a CPU slot has all."""
         total_bytes = None if self._layout.kind(device_id) is DeviceKind.CPU else self._costs.table.memory_bytes
         memory = Memory(total_bytes)
         components = tuple(one for one in self._costs.all_components if one.digest not in self._gone)
         return Memory(total_bytes, components) if memory.can_hold(components) else memory
 
     def _join(self, device_id: int) -> None:
-        """A worker is up: the server learns of it from its node."""
-        node, memory = self._layout.node(device_id), self.fleet.memory(device_id)
+        """Let the server learn from a node that a worker is up."""
+        node = self._layout.node(device_id)
+        memory = self.fleet.memory(device_id)
         self.nodes.begin(node)
         self.nodes.to_server(self.nodes.session(node), partial(self._joined, device_id, memory))
 
     def _joined(self, device_id: int, memory: Memory) -> None:
-        """The server tells a worker what has come and gone while it began; weights that have come it must load."""
-        node, kind = self._layout.node(device_id), self._layout.kind(device_id)
+        """Tell a worker what has come and gone while it began; it must load weights that have come."""
+        node = self._layout.node(device_id)
+        kind = self._layout.kind(device_id)
         if kind is DeviceKind.CPU:
             memory = self._first_memory(device_id)
         memory = Memory(memory.total_bytes, tuple(one for one in memory.components if one.digest not in self._gone))
@@ -471,7 +472,7 @@ class Cluster:
         self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes, read))
 
     def _on_dead(self, device_id: int, why: str) -> Callable[[], None]:
-        """A worker is dead: returns what its node tells the server when it notices."""
+        """Let a worker die; return what its node tells the server when it notices."""
         session = self.nodes.session(self._layout.node(device_id))
         return partial(self.nodes.to_server, session, partial(self._lose, device_id, why))
 
@@ -483,13 +484,14 @@ class Cluster:
         self._apply(self._core.on_device_lost(device_id, why))
 
     def _on_node_dead(self, node: int, devices: Group, why: str) -> Callable[[], None]:
-        """A node is dead, and its states are gone: returns what the server does when it notices."""
+        """Let a node die with its states; return what the server does when it notices."""
         session = self.nodes.session(node)
         self.nodes.end(session)
         return partial(self._lose_node, session, devices, why)
 
     def _cut_off(self, node: int, length_ns: int, end_workers: Callable[[], None]) -> None:
-        session, devices = self.nodes.session(node), self._layout.all_of(node)
+        session = self.nodes.session(node)
+        devices = self._layout.all_of(node)
 
         def on_back() -> None:
             self.nodes.end(session)
@@ -498,13 +500,13 @@ class Cluster:
         self.nodes.cut(session, length_ns, partial(self._lose_node, session, devices, "it said nothing"), on_back)
 
     def _lose_node(self, session: NodeSession, devices: Group, why: str) -> None:
-        """The server gives a node up, unless it has done so before."""
+        """Give a node up, unless the server has done so before."""
         gone = self.nodes.lose(session)
         if gone is not None:
             self._apply(self._core.on_node_lost(session.node, devices, gone, why))
 
     def _leave(self, node: int, devices: Group) -> None:
-        """A node is about to leave: it tells the server."""
+        """Let a node that is about to leave tell the server."""
         session = self.nodes.session(node)
         self.nodes.to_server(session, partial(self._cordon, session, devices))
 
@@ -513,7 +515,7 @@ class Cluster:
         self._on_event(NodeCordoned(session.node, devices, "it was asked to leave"))
 
     def _lets_go(self, node: int, devices: Group) -> bool:
-        """Whether a leaving node may go: its devices have no works, and others have fetched what only it has."""
+        """Return whether a leaving node may go: its devices have no works, and others have fetched what only it has."""
         session = self.nodes.session(node)
         if session.has_ended or session.is_given_up:
             return True

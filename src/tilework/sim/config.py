@@ -38,7 +38,7 @@ class SimConfig:
     faults: Faults = field(default_factory=Faults)
 
     def dispatch_ns_at(self, degree: int) -> int:
-        """The dispatch time of a work on `degree` devices."""
+        """Return the dispatch time of a work on `degree` devices."""
         if isinstance(self.dispatch_ns, int):
             return self.dispatch_ns
         known = self.dispatch_ns.keys()
@@ -72,5 +72,5 @@ class Layout:
         return (device_id - self.num_devices) // self.slots_per_node
 
     def all_of(self, node: int) -> Group:
-        """All devices of a node."""
+        """Return all devices of a node."""
         return tuple(one for one in self.ids if self.node(one) == node)

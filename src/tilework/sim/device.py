@@ -12,7 +12,7 @@ from tilework.core.work import Work
 from tilework.sim.runs import LoadRun, OpenLoad, Run, State
 
 Command = Work | LoadComponents | DropComponents
-"""What a device does one after another."""
+"""Activities of a device, one after another."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,7 +29,9 @@ class StateTransfer:
     lost: bool = False
 
     def send(self, state: State | None, now_ns: int, lost: bool = False) -> None:
-        self.sent_ns, self.state, self.lost = now_ns, state, lost
+        self.sent_ns = now_ns
+        self.state = state
+        self.lost = lost
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +57,7 @@ class Device:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it cannot begin anything now."""
+        """True if the device cannot begin anything now."""
         return self.run is not None or self.hangs
 
     @property
@@ -65,13 +67,13 @@ class Device:
         return None if free_bytes is None else free_bytes - sum(num_bytes(one.left) for one in self.loads)
 
     def has(self, wanted: Collection[Component], *, or_loads: bool) -> bool:
-        """Whether these are there, or are being loaded if that is enough."""
+        """Return whether these components are there, or are being loaded if that is enough."""
         there = [one for load in self.loads for one in load.left] if or_loads else []
         return all(one in self.memory.components or one in there for one in wanted)
 
 
 class Hosts:
-    """What the hosts of all nodes have in memory of the components that their devices have read.
+    """Memory of the hosts of all nodes: components that their devices have read.
 
     Each keeps `host_bytes` (None: all), and forgets what a load names and then the least recently used. It outlives its
     devices' processes. `reading` is what the host of a node is reading ahead of need, until when.
@@ -87,40 +89,40 @@ class Hosts:
         self.reading: dict[int, tuple[frozenset[str], int]] = {}
 
     def ready_ns(self, load: LoadComponents) -> int:
-        """When the host of a load's device has read what it is reading of the load's components; 0: now."""
+        """Return when the host of a load's device has read what it is reading of the load's components; 0: now."""
         digests, end_ns = self.reading.get(self._node_of(load.device_id), (frozenset(), 0))
         return 0 if digests.isdisjoint(load.components) else end_ns
 
     def read(self, device_id: int, components: Iterable[Component], forgets: Sequence[str] = ()) -> None:
-        """A device has read these components, or is told to load them from its host's memory.
+        """Note that a device has read these components, or is told to load them from its host's memory.
 
         The host forgets `forgets` first, if it must.
         """
         self.keep(self._node_of(device_id), components, forgets)
 
     def keep(self, node: int, components: Iterable[Component], forgets: Sequence[str] = ()) -> None:
-        """The host of a node has these components in memory now, and forgets `forgets` first, if it must."""
+        """Note that the host of a node has these components in memory now; forget `forgets` first, if it must."""
         memory = self._memories.get(node, self._empty)
         first = _named(forgets, memory)
         self._memories[node] = memory.with_read(components, first)
 
     def has(self, load: LoadComponents) -> bool:
-        """Whether the host of a load's device has all of its components in memory, or is reading what it lacks."""
+        """Return whether the host of a load's device has all its components in memory, or is reading what it lacks."""
         reading, _ = self.reading.get(self._node_of(load.device_id), (frozenset[str](), 0))
         there = {component.digest for component in self._of(load)}
         return all(digest in there or digest in reading for digest in load.components)
 
     def use(self, load: LoadComponents) -> None:
-        """The components of a load from a host's memory are the most recently used there."""
+        """Make the components of a load from a host's memory the most recently used there."""
         if load.source in HOST_SOURCES:
             self.read(load.device_id, self._of(load))
 
     def _of(self, load: LoadComponents) -> Sequence[Component]:
-        """Those components of a load that its device's host has, in the order of the load."""
+        """Return the components of a load that its device's host has, in the order of the load."""
         return _named(load.components, self._memories.get(self._node_of(load.device_id), self._empty))
 
 
 def _named(digests: Iterable[str], memory: Memory) -> list[Component]:
-    """Those components of a memory that have these digests, in this order."""
+    """Return the components of a memory that have these digests, in this order."""
     by_digest = {component.digest: component for component in memory.components} if digests else {}
     return [by_digest[digest] for digest in digests if digest in by_digest]

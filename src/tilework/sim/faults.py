@@ -210,7 +210,8 @@ def _parse(text: str) -> Fault:
     if name not in FAULTS:
         nearest = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
         raise BadFault(f"{name!r} is not a fault; did you mean {nearest!r}? There are {', '.join(FAULTS)}")
-    usual, (probability, _, size) = FAULTS[name], numbers.partition(":")
+    usual = FAULTS[name]
+    (probability, _, size) = numbers.partition(":")
     return Fault(
         name,
         _number(text, probability, usual.probability, f"a probability per {usual.per}", 1.0),
@@ -242,7 +243,7 @@ class FaultInjector:
         self._randoms = {name: Random(f"{seed}/{name}") for name in faults.by_name}
 
     def injects(self, name: str) -> bool:
-        """Whether the fault happens now; never if it is off."""
+        """Draw whether the fault happens now; never if it is off."""
         fault = self.faults.by_name.get(name)
         if fault is None or self._randoms[name].random() >= fault.probability:
             return False
@@ -250,9 +251,9 @@ class FaultInjector:
         return True
 
     def fraction(self, name: str) -> float:
-        """A random number in [0, 1): for example where in a work the fault happens."""
+        """Return a random number in [0, 1): for example where in a work the fault happens."""
         return self._randoms[name].random()
 
     def magnitude(self, name: str) -> float:
-        """A random size of the fault: half to one and a half times its configured size."""
+        """Return a random size of the fault: half to one and a half times its configured size."""
         return self.faults.size(name) * (0.5 + self.fraction(name))

@@ -45,7 +45,8 @@ class Fleet:
         `hosts` is what the hosts have read, nothing by default.
         """
         self._timing = timing
-        self._components, self._component = components, component
+        self._components = components
+        self._component = component
         self._hosts = hosts or Hosts(lambda _: 0)
         self.num_overloads = 0  # Loads without memory, and works without components.
         self._devices: dict[int, Device] = {}
@@ -57,7 +58,7 @@ class Fleet:
         self._hosts.read(device_id, memory.components)
 
     def memory(self, device_id: int) -> Memory:
-        """What a device has loaded."""
+        """Return the components that a device has loaded."""
         return self._devices[device_id].memory
 
     def set_memory(self, device_id: int, memory: Memory) -> None:
@@ -77,16 +78,16 @@ class Fleet:
         return self._devices[device_id].run
 
     def runs(self) -> list[Run]:
-        """The current runs."""
+        """Return the current runs."""
         runs = {id(device.run): device.run for device in self._devices.values() if device.run is not None}
         return list(runs.values())
 
     def state(self, device_id: int, job_id: int) -> State | None:
-        """The state of a job on a device."""
+        """Return the state of a job on a device."""
         return self._devices[device_id].states.get(job_id)
 
     def num_states(self, device_id: int) -> int:
-        """The number of jobs whose state a device holds."""
+        """Return the number of jobs whose state a device holds."""
         return len(self._devices[device_id].states)
 
     # Commands, each for one device.
@@ -165,7 +166,7 @@ class Fleet:
         return self._replace(run, self._cut(run, others, now_ns)) if others else None
 
     def _responding(self, run: Run) -> Group:
-        """The members of a run that are up and do not hang."""
+        """Return the members of a run that are up and do not hang."""
         devices = {device_id: self._devices[device_id] for device_id in run.devices if device_id in self._devices}
         return tuple(device_id for device_id, device in devices.items() if not device.hangs)
 
@@ -177,7 +178,7 @@ class Fleet:
             self._replace(device.run, replace(device.run, hangs=True))
 
     def _cut(self, run: Run, devices: Group, now_ns: int) -> Run:
-        """The run cut off now for these devices. A step in progress is lost: it needs all members."""
+        """Return the run cut off now for these devices. A step in progress is lost: it needs all members."""
         steps = run.steps_by(now_ns) if run.work.stage.has_steps else 0
         self._broken.add(run.work.work_id)
         end_ns = max(run.start_ns, now_ns)
@@ -260,7 +261,7 @@ class Fleet:
             device.load = None
 
     def _source(self, load: LoadComponents) -> LoadSource:
-        """From where a load really comes: what its host has forgotten is read from the disk."""
+        """Return the real source of a load: the disk for what its host has forgotten."""
         if load.source in HOST_SOURCES and not self._hosts.has(load):
             return LoadSource.DISK
         return load.source
@@ -275,7 +276,8 @@ class Fleet:
         load = next(one for one in device.loads if one.load is run.load)
         self._hosts.read(run.load.device_id, load.left, run.load.forgets)
         device.loads.remove(load)
-        device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *load.left))
+        device.load = None
+        device.memory = Memory(device.memory.total_bytes, (*device.memory.components, *load.left))
         return replace(run, start_ns=run.start_ns - load.run_ns, dropped=load.dropped)
 
     def _may_begin(self, work: Work) -> bool:
@@ -301,7 +303,8 @@ class Fleet:
         if work.work_id in self._revoked:
             self._revoked.remove(work.work_id)
             return _empty_run(work, work.devices, now_ns, RunEnd.STOPPED)
-        start_ns, lost = now_ns + self._timing.dispatch_ns(work), list[int]()
+        start_ns = now_ns + self._timing.dispatch_ns(work)
+        lost = list[int]()
         for transfer in self._receive_states(work):
             assert transfer.sent_ns is not None
             start_ns = max(start_ns, transfer.sent_ns + transfer.move_ns)
@@ -331,7 +334,7 @@ class Fleet:
         return received
 
     def _missing(self, work: Work) -> list[int]:
-        """The members whose state at their position some device of the work lacks; at the start there is none."""
+        """Return the members whose state some device of the work lacks; at the start no member has one."""
         missing: list[int] = []
         for member in work.members:
             if not member.position:

@@ -86,8 +86,11 @@ def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResul
 
 
 def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> Scenario:
-    """The smallest scenario found with the same failure: with fewer faults, requests and changes of what is served."""
-    trials, wanted = 0, _signature(run_scenario(one))
+    """Return the smallest scenario found with the same failure: with fewer faults, requests and changes of what is
+    served.
+    """
+    trials = 0
+    wanted = _signature(run_scenario(one))
 
     def fails(smaller: Scenario) -> bool:
         nonlocal trials
@@ -105,7 +108,7 @@ def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> S
 
 
 def _signature(result: ScenarioResult) -> str:
-    """The place and the text of a failure without digits. Failures with the same signature count as the same."""
+    """Return the place and the text of a failure without digits. Failures with the same signature count as the same."""
     return result.where + "".join(letter for letter in result.violation if not letter.isdigit())
 
 
@@ -123,7 +126,7 @@ def _with_fewer_changes(one: Scenario) -> Iterator[Scenario]:
 
 
 def _with_fewer(items: Sequence[T]) -> Iterator[set[T]]:
-    """What is left without one half, quarter and so on, down to single items; not the last one of all."""
+    """Yield what is left without one half, quarter and so on, down to single items; never without all."""
     size = len(items) // 2
     while size:
         for start in range(0, len(items), size):
@@ -133,7 +136,7 @@ def _with_fewer(items: Sequence[T]) -> Iterator[set[T]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is fixed for every seed; the seed chooses where it is None."""
+    """Values fixed for every seed; where one is None, the seed chooses."""
 
     policy: str | None = None
     faults: Faults | None = None
@@ -141,7 +144,7 @@ class Choice:
     is_faultless: bool = False
 
     def scenario(self, seed: int) -> Scenario:
-        """The scenario of a seed."""
+        """Return the scenario of a seed."""
         if self.is_faultless:
             assert not self.faults
             return faultless_scenario(seed, self.policy, self.changes)
@@ -159,7 +162,7 @@ def _run_seeds(seeds: Sequence[int], choice: Choice) -> list[ScenarioResult]:
 
 
 def run_seeds(seeds: Iterable[int], choice: Choice, num_processes: int) -> Iterator[ScenarioResult]:
-    """The results of many seeds in the order of the seeds. Seeds are taken as processes become free."""
+    """Yield the results of many seeds in the order of the seeds. Seeds are taken as processes become free."""
     remaining = iter(seeds)
     parts = iter(lambda: tuple(islice(remaining, _PER_TASK)), ())
     if num_processes == 1:

@@ -58,20 +58,20 @@ from tilework.policy.registry import downtime_ns, may_fail
 from tilework.sim.faults import Faults
 from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Ending, Trace
-from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, require
+from tilework.sim.trace import Ending, Trace, Violation, check_image, check_no_overlap, require
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
-# How long a placement may close devices, by policy.
+# Time for which a placement may close devices, by policy.
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
-_MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
+_MAX_STEPPED_WORKS = 3
+_MAX_STEPPED_WORKS_PER_OTHER = 1
 # After these a device may lack a state.
 _STATE_FAULTS = LATE_FAULTS | {"checkpoint", "node", "fetch", "restart", "replay"}
 
 _StageKey = tuple[str, str, int]
-"""What the memory of a work depends on, beside its size: pipeline, name of the stage, how many LoRAs."""
+"""Key of a work's memory beside its size: pipeline, name of the stage, number of LoRAs."""
 
 
 class Invariants:
@@ -97,7 +97,7 @@ class Invariants:
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
         self._reading: dict[int, int] = {}  # The read ahead of need that has not ended, by node.
-        self._ahead: dict[int, dict[int, set[str]]] = {}  # By device: loads ahead of need that have not ended.
+        self._ahead: dict[int, dict[int, set[str]]] = {}  # Open loads ahead of need, by device.
         self._joined_after: dict[int, int] = {}  # The last work before each device joined.
         self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
         self._works: dict[int, Work] = {}
@@ -107,10 +107,10 @@ class Invariants:
         self._num_interruptions = 0
         self._num_placements = 0
         self._urgency_ns: dict[str, int] = {}
-        self._alone_ns: dict[str, int] = {}  # What each request takes alone.
-        self._lengths: dict[str, int] = {}  # How many positions each request has.
+        self._alone_ns: dict[str, int] = {}  # Time of each request alone.
+        self._lengths: dict[str, int] = {}  # Number of positions of each request.
         self._first_start_ns: dict[str, int] = {}
-        self._too_large: dict[tuple[_StageKey, int], int] = {}  # By pixels, too.
+        self._too_large: dict[tuple[_StageKey, int], int] = {}  # Also by pixels.
         self._num_events = 0
         self._num_servers = simulation.num_servers
 
@@ -146,7 +146,8 @@ class Invariants:
             table.clear()
         self._reading.clear()
         self._cordoned.clear()
-        self._alone, self._silent = frozenset(), ()
+        self._alone = frozenset()
+        self._silent = ()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
@@ -156,9 +157,12 @@ class Invariants:
                 self._requests[request.uid] = request
             case DeviceJoined(device_id, node, kind, components, memory_bytes):
                 require(device_id not in self._up, f"device {device_id} joins twice")
-                self._up[device_id], self._kinds[device_id] = node, kind
-                self._weights[device_id], self._memory_bytes[device_id] = set(components), memory_bytes
-                self._ahead[device_id], self._joined_after[device_id] = {}, self._last_work_id
+                self._up[device_id] = node
+                self._kinds[device_id] = kind
+                self._weights[device_id] = set(components)
+                self._memory_bytes[device_id] = memory_bytes
+                self._ahead[device_id] = {}
+                self._joined_after[device_id] = self._last_work_id
             case ComponentsLoaded(load_id, device_id):
                 self._ahead[device_id].pop(load_id, None)
             case ComponentsRead(read_id):
@@ -183,8 +187,9 @@ class Invariants:
                 pass
 
     def _change_models(self, event: ModelServed | ModelRemoved) -> None:
-        """No request for what goes is open; the controller knows what is served, and nothing of what was before."""
-        costs, before = self._costs, self._costs.table
+        """Check that no request for what goes is open, and that the controller knows only what is served."""
+        costs = self._costs
+        before = self._costs.table
         if isinstance(event, ModelRemoved):
             for uid in self._job_ids.keys() - self._ended:
                 require(self._requests[uid].pipeline != event.pipeline, f"{uid} is open, and its model is removed")
@@ -239,7 +244,7 @@ class Invariants:
                 del self._too_large[one]
 
     def _end_loads(self, work: Work) -> None:
-        """What a work has used is loaded, also if the message that says so was lost."""
+        """Note that the components of a work are loaded, also if the message that says so was lost."""
         used = {one.digest for one in self._costs.components(work.stage)}
         for device_id in self._up.keys() & set(work.devices):
             loads = self._ahead[device_id]
@@ -295,7 +300,8 @@ class Invariants:
         require(is_restored or uid not in self._job_ids, f"{uid} is accepted twice")
         require(job_id not in self._uids, f"job {job_id} belongs to two requests")
         require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
-        self._job_ids[uid], self._uids[job_id] = job_id, uid
+        self._job_ids[uid] = job_id
+        self._uids[job_id] = uid
         self._alone_ns[uid] = self._takes_alone_ns(self._requests[uid])
         self._lengths[uid] = self._costs.start(self._requests[uid]).itinerary.length
         job = self._simulation.controller.tracker.job(job_id)
@@ -306,7 +312,8 @@ class Invariants:
             require(not unheard, f"{uid} is promised on the devices {unheard}, whose nodes say nothing")
 
     def _check_failure(self, uid: str, job_id: int) -> None:
-        count, least = self._interruptions[job_id], 0 if may_fail(self._config.policy) else self._config.max_attempts
+        count = self._interruptions[job_id]
+        least = 0 if may_fail(self._config.policy) else self._config.max_attempts
         require(count >= least, f"{uid} fails after {count} interruptions; it may fail after {least}")
 
     def _end(self, uid: str) -> None:
@@ -349,8 +356,9 @@ class Invariants:
         require(not cordoned, f"{what} on the cordoned devices {cordoned}")
 
     def _check_pool(self, work: Work) -> None:
-        """A work runs on accelerators that serve its pipeline, all of one pool."""
-        pools, numbers = self._costs.pools, set[int]()
+        """Check that a work runs on accelerators that serve its pipeline, all of one pool."""
+        pools = self._costs.pools
+        numbers = set[int]()
         for device_id in work.devices if work.stage.kind is DeviceKind.ACCELERATOR else ():
             is_served = pools.serves(device_id, work.stage.pipeline)
             require(
@@ -360,11 +368,13 @@ class Invariants:
         require(len(numbers) <= 1, f"the group {work.devices} of work {work.work_id} spans pools")
 
     def _change_components(self, action: LoadComponents | DropComponents) -> None:
-        """A device that is up never holds more components than it has memory for, and drops only what it has."""
-        device_id, named = action.device_id, set(action.components)
+        """Check that a device that is up holds no more components than fit its memory, and drops only what it has."""
+        device_id = action.device_id
+        named = set(action.components)
         require(device_id in self._up, f"components of device {device_id} change, which is down")
         self._check_open((device_id,), "components change")
-        weights, limit = self._weights[device_id], self._memory_bytes[device_id]
+        weights = self._weights[device_id]
+        limit = self._memory_bytes[device_id]
         if isinstance(action, DropComponents):
             require(named <= weights, f"device {device_id} drops {named - weights}, which it does not have")
             weights -= named
@@ -376,14 +386,14 @@ class Invariants:
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
 
     def _check_what_is_left(self) -> None:
-        """After a change of models no device keeps weights that nothing needs any more, unless it is about to leave."""
+        """Check that no device keeps unneeded weights after a change of models, unless it is about to leave."""
         known = {component.digest for component in self._costs.all_components}
         for device_id in self._up.keys() - self._cordoned:
             left = self._weights[device_id] - known
             require(not left, f"device {device_id} keeps {left}, which nothing needs any more")
 
     def _begin_read(self, read: ReadComponents) -> None:
-        """A host reads ahead of need once at a time, and nothing that a device of its node has."""
+        """Check that a host reads ahead once at a time, and nothing that a device of its node has."""
         require(read.node not in self._reading, f"node {read.node} reads {read.components}, and reads already")
         self._reading[read.node] = read.read_id
         require(bool(read.components), f"node {read.node} is to read nothing")
@@ -393,7 +403,7 @@ class Invariants:
             require(not twice, f"node {read.node} reads {twice}, which device {device_id} has")
 
     def _check_loads(self, actions: Iterable[Action]) -> None:
-        """A load ahead of need is for a device without works or such a load; others are for a work that comes next."""
+        """Check that a load ahead is for a device without works or such loads, others for a work that comes next."""
         awaited: set[int] = set()
         for action in actions:
             match action:
@@ -416,7 +426,7 @@ class Invariants:
             begun |= {one.load_id: set(one.components) for one in ahead if one.device_id == device_id}
 
     def _check_loras(self, work: Work) -> None:
-        """A work computes with the LoRAs of each of its members that change the stage, all where these are."""
+        """Check that a work computes with the LoRAs of its members that change the stage, all where these are."""
         known = self._costs.table.loras.get(work.stage.pipeline, {})
         components = set(work.stage.spec.components)
         members = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
@@ -430,19 +440,20 @@ class Invariants:
         require(not work.stage.loras or len(shapes) == 1, f"{work.stage} runs for several sizes, {shapes}")
 
     def _check_components(self, work: Work) -> None:
-        """A work runs only where its components are, and its activations fit beside all that is there."""
+        """Check that a work runs only where its components are and its activations fit beside all that is there."""
         needed = {component.digest for component in self._costs.components(work.stage)}
         requests = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
         beside = 0 if work.sliced else self._costs.activation_bytes(work.stage, requests, len(work.devices))
         for device_id in work.devices:
             lacking = needed - self._weights[device_id]
             require(not lacking, f"device {device_id} lacks {lacking} for work {work.work_id} of {work.stage}")
-            limit, total = self._memory_bytes[device_id], sum(map(self._sizes.__getitem__, self._weights[device_id]))
+            limit = self._memory_bytes[device_id]
+            total = sum(map(self._sizes.__getitem__, self._weights[device_id]))
             fits = limit is None or total + beside <= limit
             require(fits, f"work {work.work_id} of {work.stage} needs {beside} bytes beside {total}, and {limit} fit")
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
-        """A sliceable work that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.
+        """Check that a sliceable work out of memory is not tried whole again for FORGET_NS, unless reports may be late.
 
         That of an exact request is tried whole until the request fails.
         """
@@ -458,7 +469,7 @@ class Invariants:
             require(not known, f"a whole {work.stage} of {pixels} pixels begins, though {known} did not fit")
 
     def _check_residents(self, work: Work) -> None:
-        """A device has a bounded number of works ahead, and keeps states of a bounded number of jobs."""
+        """Check that a device has a bounded number of works ahead, and states of a bounded number of jobs."""
         for device_id in work.devices:
             device = self._simulation.controller.tracker.device(device_id)
             require(device is not None, f"device {device_id} is up but unknown to the controller")
@@ -473,7 +484,7 @@ class Invariants:
             require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
 
     def _check_nodes(self) -> None:
-        """Sessions of nodes that have ended change nothing; what nodes are believed to have they have."""
+        """Check that ended sessions of nodes change nothing, and that nodes have what the server believes."""
         nodes = self._simulation.cluster.nodes
         require(
             not nodes.num_outdated, "a message of a session that was given up counts, or a work of one that has ended"
@@ -498,7 +509,7 @@ class Invariants:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether works take exactly the predicted time, so that every promise can be kept."""
+        """True if works take exactly the predicted time, so that every promise can be kept."""
         config = self._simulation.config
         if any(row.skipped_std for row in self._costs.table.rows):
             return False
@@ -523,8 +534,9 @@ class Invariants:
         self._check_leftovers()
 
     def _check_promise(self, ending: Ending) -> None:
-        """An accepted promise is kept, unless its client cancels it, or the policy may fail what it has accepted."""
-        status, deadline_ns = ending.status, ending.request.deadline_ns
+        """Check that accepted promises are kept, unless the client cancels or the policy may fail what it accepted."""
+        status = ending.status
+        deadline_ns = ending.request.deadline_ns
         if status is Status.CANCELLED or (status is Status.FAILED and may_fail(self._config.policy)):
             return
         assert deadline_ns is not None
@@ -532,9 +544,9 @@ class Invariants:
         require(ending.on_time, f"the promise to {ending.request.uid} is broken without a fault: {at}")
 
     def _check_waits(self, num_works: int) -> None:
-        """A best-effort request waits at most for all more urgent or promised requests, and for interruptions.
+        """Check that best-effort requests wait at most for more urgent or promised ones, and for interruptions.
 
-        It may wait for one that is less urgent, too, if that runs when it arrives and does not give way. The dispatch
+        A request may wait for a less urgent one, too, if that runs when it arrives and does not give way. The dispatch
         of works, which takes longer than some of them, is no part of what a request takes alone.
         """
         alone_ns = {uid: self._alone_ns[uid] for uid in self._urgency_ns}
@@ -543,7 +555,8 @@ class Invariants:
         spare_ns += self._num_placements * downtime_ns(self._config.policy)
         spare_ns += num_works * self._simulation.config.dispatch_ns_at(1)
         for uid, start_ns in self._first_start_ns.items():
-            request, urgency_ns = self._requests[uid], self._urgency_ns[uid]
+            request = self._requests[uid]
+            urgency_ns = self._urgency_ns[uid]
             if request.deadline_ns is None:
                 before_ns = sum(
                     run_ns
@@ -557,19 +570,20 @@ class Invariants:
                 require(waited_s <= bound_s, f"{uid} waits {waited_s:.1f} s; it may wait {bound_s:.1f} s")
 
     def _delays_ns(self) -> int:
-        """The time that late messages, a wrong clock and replays may have cost."""
+        """Return the time that late messages, a wrong clock and replays may have cost."""
         names = [name for name in ("delayed", "reordered", "skew", "replay") if name in self._faults]
         counts = self._simulation.fault_counts
         return round(sum(2 * counts[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
     def _takes_alone_ns(self, request: Request) -> int:
-        """What it takes on one device, if others push its weights out before each step."""
+        """Return the time on one device if others push its weights out before each step."""
         start = self._costs.start(request)
         loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces)
         return demand_at(request, start, 1, self._costs).run_ns + loads_ns
 
     def _check_leftovers(self) -> None:
-        tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
+        tracker = self._simulation.controller.tracker
+        fleet = self._simulation.cluster.fleet
         require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
         require(not any(device.residents for device in tracker.up.values()), "the tracker keeps a resident")
         if not MESSAGE_FAULTS & self._faults.by_name.keys() and "hang" not in self._faults:

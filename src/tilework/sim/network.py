@@ -27,12 +27,12 @@ class Network:
         self._node = node
         self._free_ns: dict[Link, int] = {}
         self._cut_until_ns: dict[int, int] = {}
-        self._held = defaultdict[tuple[int, bool], deque[Callable[[], None]]](deque)  # By node and direction.
+        self._held = defaultdict[tuple[int, bool], deque[Callable[[], None]]](deque)  # Keys: node and direction.
         self.is_reliable = not any(name in injector.faults for name in LATE_FAULTS)
 
     @property
     def is_instant(self) -> bool:
-        """Whether a message sent now is delivered before anything else happens."""
+        """True if a message sent now is delivered before anything else happens."""
         return self.is_reliable and not self._clock.is_paused
 
     def cut(self, node: int, until_ns: int) -> bool:
@@ -47,7 +47,8 @@ class Network:
 
         A message to a node is a device event: it does not wait until the controller resumes.
         """
-        at_ns, held = max(self._clock.now_ns, self._cut_until_ns.get(node, 0)), self._held[node, is_device_event]
+        at_ns = max(self._clock.now_ns, self._cut_until_ns.get(node, 0))
+        held = self._held[node, is_device_event]
         if self._clock.is_paused and not is_device_event:
             at_ns = max(at_ns, self._clock.resume_ns)
         if not held and at_ns == self._clock.now_ns:
@@ -71,8 +72,9 @@ class Network:
                 self._clock.at(at_ns, deliver)
 
     def _arrivals_ns(self, link: Link) -> list[int]:
-        """The times at which a message arrives; two if it is doubled."""
-        injector, now_ns = self._injector, self._clock.now_ns
+        """Return the times at which a message arrives; two if it is doubled."""
+        injector = self._injector
+        now_ns = self._clock.now_ns
         at_ns = max(now_ns, self._free_ns.get(link, 0), self._cut_until_ns.get(self._node(link[1]), 0))
         if injector.injects("delayed"):
             at_ns += round(injector.magnitude("delayed") * NS_PER_S)

@@ -24,7 +24,7 @@ CUT_OFF = (RunEnd.BROKEN, RunEnd.OUT_OF_MEMORY)
 
 
 def serialize(device_id: int, run: Run, fleet: Fleet, nodes: SimNodes, node: int) -> dict[int, StateBlob]:
-    """The blobs that a device of a node writes at the end of a run, by job.
+    """Return the blobs that a device of a node writes at the end of a run, by job.
 
     The leader does, and all of a group that was cut off.
 
@@ -41,7 +41,7 @@ def serialize(device_id: int, run: Run, fleet: Fleet, nodes: SimNodes, node: int
 
 
 def report_of(run: Run, blobs: Mapping[int, StateBlob]) -> Ended | Failed:
-    """A device's report of a run that has ended. `blobs` are those that it has written for the run."""
+    """Return a device's report of a run that has ended. `blobs` are those that it has written for the run."""
     work_id = run.work.work_id
     if run.end is RunEnd.DONE and not run.left_out:
         return Ended(work_id, run.start_ns, run.end_ns, run.steps, blobs=blobs)

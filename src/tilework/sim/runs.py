@@ -12,7 +12,7 @@ from tilework.core.work import Group, Member, Work
 
 
 class RunEnd(StrEnum):
-    """How a run ends. `BROKEN`: its group was broken off. `REFUSED`: it did not begin, as a device lacks the state."""
+    """End of a run. `BROKEN`: its group was broken off. `REFUSED`: it did not begin, as a device lacks the state."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -49,7 +49,7 @@ class Run:
         return [one for one in members if one.job_id not in self.left_out] if self.left_out else members
 
     def steps_by(self, now_ns: int) -> int:
-        """Whole steps done by now."""
+        """Return the number of whole steps done by now."""
         if self.hangs or not self.steps:
             return 0
         return min(self.steps, max(0, now_ns - self.start_ns) // self.step_ns)
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """What a device loads or has loaded from `source`, until `end_ns`, unless it does something else meanwhile.
+    """Load of a device from `source`, until `end_ns`, unless the device does something else meanwhile.
 
     Of a load that has ended, `start_ns` is when it would have begun without a pause. What was `dropped` before it was
     there is never loaded.
@@ -104,7 +104,7 @@ class OpenLoad:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What stages have written of a job: the pieces (position, number of steps) that it ran, in order.
+    """State of a job as its stages have written it: the pieces (position, number of steps) that it ran, in order.
 
     `position` is the sum over all pieces, kept since devices ask for it before each work.
     """

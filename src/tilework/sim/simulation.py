@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -21,15 +23,13 @@ from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FaultInjector
-from tilework.sim.models.catalog import SimCatalog
-from tilework.sim.models.changes import Change, TimedChange
+from tilework.sim.models.catalog import Change, SimCatalog, TimedChange
 from tilework.sim.nodes.front_ends import FrontEnds
-from tilework.sim.replay_log import ReplayLog
 from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel
 from tilework.sim.trace import Ending, Trace
 
-_MAX_CRASHES = 3  # Of the controller in one simulation.
+_MAX_CRASHES = 3  # Crashes of the controller in one simulation.
 _NO_CHECKPOINT = Checkpoint()
 
 
@@ -63,8 +63,10 @@ class Simulation:
         self._table = table
         self.config = config
         self._injector = FaultInjector(config.faults, config.seed)
-        self._has_faults, self._is_logged = bool(config.faults), "replay" in config.faults
-        self._clock, devices = Clock(), devices or table
+        self._has_faults = bool(config.faults)
+        self._is_logged = "replay" in config.faults
+        self._clock = Clock()
+        devices = devices or table
         costs = TableCosts(devices)
         self._timing = TableTimingModel(
             costs,
@@ -95,7 +97,7 @@ class Simulation:
         self._accepted: dict[str, Accept] = {}
         self._endings: dict[str, Ending] = {}
         self._images: dict[str, State] = {}
-        self._checkpoints: dict[str, Checkpoint] = {}  # By uid, of requests whose job has not begun again.
+        self._checkpoints: dict[str, Checkpoint] = {}  # By uid: requests whose job has not begun again.
         self._log = ReplayLog()
         self._num_crashes = 0
         self.num_servers = 1
@@ -110,7 +112,7 @@ class Simulation:
 
     @property
     def fault_counts(self) -> Mapping[str, int]:
-        """How often each fault has happened."""
+        """Number of times that each fault has happened."""
         return self._injector.counts
 
     def run(
@@ -135,7 +137,8 @@ class Simulation:
             TimeLimitExceeded: an event is due after `limit_ns`.
             ChangeMisjudged: a change was refused that can be made, or the reverse.
         """
-        requests, self._observe = list(requests), observe
+        requests = list(requests)
+        self._observe = observe
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
             self._requests[request.uid] = self._dated(request)
@@ -162,7 +165,7 @@ class Simulation:
             policy.foresee(tuple(self._requests.values()))
 
     def _dated(self, request: Request) -> Request:
-        """The request with the times that its receiver gives it, whose clock may be off."""
+        """Return the request with the times that its receiver gives it, whose clock may be off."""
         if not self._injector.injects("skew"):
             return request
         skew_ns = round((self._injector.fraction("skew") * 2 - 1) * self._injector.faults.size("skew") * NS_PER_S)
@@ -218,7 +221,7 @@ class Simulation:
             self._inject_crash()
 
     def _may_crash_after(self, event: Event) -> bool:
-        """Not after `Restored`: a new server handles these events without an interruption."""
+        """Crash perhaps, but not after `Restored`: a new server handles these events without an interruption."""
         return not isinstance(event, Restored) and not self._clock.is_paused
 
     # Actions.
@@ -296,7 +299,7 @@ class Simulation:
         checkpoints = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
         open_uids = self.open
         self._log.clear()
-        self._table = self.controller.costs.table  # What was added is kept.
+        self._table = self.controller.costs.table  # Keeps what was added.
         self.controller = self._make_controller(self.controller.config, self._table)
         self._tell_future()
         self.catalog.restart()
@@ -307,6 +310,41 @@ class Simulation:
         self.cluster.start()
 
     def _unless_restarted(self, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that does nothing if the server has been restarted by then."""
+        """Return a call that does nothing if the server has been restarted by then."""
         server = self.num_servers
         return lambda: call() if server == self.num_servers else None
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect garbage between runs only: it takes an eighth of a run, and would be counted in single decisions."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class ReplayDiverged(AssertionError):
+    """A controller that was rebuilt from its log gives other answers than the first one."""
+
+
+class ReplayLog:
+    """Events with their times and the controller's answers, in memory."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Event, int, tuple[Action, ...]]] = []
+
+    def record(self, event: Event, now_ns: int, actions: tuple[Action, ...]) -> None:
+        self._entries.append((event, now_ns, actions))
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def replay(self, controller: Controller) -> None:
+        """Let a new controller handle all events. Raises ReplayDiverged if it answers one differently."""
+        for index, (event, at_ns, actions) in enumerate(self._entries):
+            if controller.handle(event, at_ns) != actions:
+                raise ReplayDiverged(f"event {index} of the log, {event!r}, is answered differently when replayed")

@@ -1,4 +1,4 @@
-"""How long works take on simulated devices, and how they end."""
+"""Durations of works on simulated devices, and how they end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TimingModel(Protocol):
     """Decides how long works take and how they end."""
 
     def dispatch_ns(self, work: Work) -> int:
-        """The time between the command to begin and the begin of the work's run."""
+        """Return the time between the command to begin and the begin of the work's run."""
 
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
-        """Duration, steps and end of a work that begins now."""
+        """Return duration, steps and end of a work that begins now."""
 
     def load_ns(self, num_bytes: int, source: LoadSource) -> int:
-        """The duration of a load, or of a read from the disk by a host."""
+        """Return the duration of a load, or of a read from the disk by a host."""
 
 
 class TableTimingModel:
@@ -58,7 +58,8 @@ class TableTimingModel:
         self._latest: dict[int, tuple[tuple[int, ...], Group]] = {}
         self._injector = injector
         self._jitter = jitter
-        self._random, self._seed = Random(seed), seed
+        self._random = Random(seed)
+        self._seed = seed
         self._largest_pixels = 0
         self._is_small = injector.injects("memory")
 
@@ -75,7 +76,7 @@ class TableTimingModel:
         requests = self._requests(work.job_ids)
         try:
             duration_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
-        except UnknownCost:  # Of a model that has gone meanwhile, while another has its name: nothing waits for it.
+        except UnknownCost:  # Its model has gone, and another has its name: nothing waits for it.
             return 0, work.num_steps, RunEnd.DONE
         if work.stage.caches:
             duration_ns = round(duration_ns * self._drawn(work, requests))
@@ -94,8 +95,9 @@ class TableTimingModel:
         return duration_ns, work.num_steps, RunEnd.DONE
 
     def _drawn(self, work: Work, requests: Sequence[Request]) -> float:
-        """How much longer steps with a cache take with what is drawn for these requests than in the mean."""
-        stage, degree = work.stage, len(work.devices)
+        """Return how much longer than in the mean steps with a cache take, by what is drawn for these requests."""
+        stage = work.stage
+        degree = len(work.devices)
         saving = self._costs.saving(stage, [one.shape for one in requests], degree)
         if saving is None or not saving.skipped_std:
             return 1.0
@@ -112,15 +114,15 @@ class TableTimingModel:
         return round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter))) if self._jitter else duration_ns
 
     def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:
-        """Duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""
+        """Return duration, steps and end of a work that ends early, after a fraction of its time. Whole steps count."""
         steps = int(fraction * work.num_steps) if work.stage.has_steps else 0
         return round(fraction * duration_ns), steps, end
 
     def fits(self, work: Work, requests: Sequence[Request]) -> bool:
-        """Whether the devices have enough memory for a work. Its need grows with its pixels, and its devices share it.
+        """Return whether the devices have enough memory for a work.
 
-        The memory of a device is a share of what the largest request so far needs alone. Stages that have no steps and
-        cannot be sliced always fit.
+        Its need grows with its pixels, and its devices share it. The memory of a device is a share of what the largest
+        request so far needs alone. Stages that have no steps and cannot be sliced always fit.
         """
         if not self._is_small or not (work.stage.has_steps or work.stage.spec.sliceable):
             return True

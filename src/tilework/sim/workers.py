@@ -48,11 +48,19 @@ class Workers:
         on_given_up: Callable[[Collection[int]], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
-        self._clock, self._injector, self._fleet = clock, injector, fleet
-        self._layout, self._memory = layout, memory
-        self._on_joined, self._on_given_up, self._on_cut = on_joined, on_given_up, on_cut
-        self._on_dead, self._on_node_dead, self._on_cut_off = on_dead, on_node_dead, on_cut_off
-        self._on_leaving, self._lets_go = on_leaving, lets_go
+        self._clock = clock
+        self._injector = injector
+        self._fleet = fleet
+        self._layout = layout
+        self._memory = memory
+        self._on_joined = on_joined
+        self._on_given_up = on_given_up
+        self._on_cut = on_cut
+        self._on_dead = on_dead
+        self._on_node_dead = on_node_dead
+        self._on_cut_off = on_cut_off
+        self._on_leaving = on_leaving
+        self._lets_go = lets_go
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
         self._starts = dict.fromkeys(layout.ids, 0)
@@ -60,12 +68,12 @@ class Workers:
         self._epoch = 0
 
     def unless_dead(self, device_id: int, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that does nothing if the device's current worker has died by then."""
+        """Return a call that does nothing if the device's current worker has died by then."""
         incarnation = self._incarnations[device_id]
         return lambda: call() if self._fleet.is_up(device_id) and self._incarnations[device_id] == incarnation else None
 
     def unless_restarted(self, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that does nothing if the server has been restarted by then."""
+        """Return a call that does nothing if the server has been restarted by then."""
         epoch = self._epoch
         return lambda: call() if epoch == self._epoch else None
 
@@ -77,7 +85,8 @@ class Workers:
 
     def inject_faults(self, run: Run) -> None:
         """Schedule faults of workers and nodes at random times of a run, at most one second after its start."""
-        injector, length_ns = self._injector, min(run.end_ns, run.start_ns + NS_PER_S) - run.start_ns
+        injector = self._injector
+        length_ns = min(run.end_ns, run.start_ns + NS_PER_S) - run.start_ns
         for device_id in run.devices:
             for fault in ("crash", "hang"):
                 if injector.injects(fault):
@@ -86,7 +95,8 @@ class Workers:
                     self._clock.at(at_ns, inject, is_device_event=True)
         for fault, end_node in (("node", self._kill_node), ("leave", self._leave), ("partition", self._cut_off)):
             if injector.injects(fault):
-                at_ns, size_s = run.start_ns + int(injector.fraction(fault) * length_ns), injector.magnitude(fault)
+                at_ns = run.start_ns + int(injector.fraction(fault) * length_ns)
+                size_s = injector.magnitude(fault)
                 end = self.unless_dead(run.devices[0], partial(end_node, self._layout.node(run.devices[0]), size_s))
                 self._clock.at(at_ns, end, is_device_event=True)
 
@@ -183,7 +193,7 @@ class Workers:
         self._on_joined(device_id)
 
     def _left(self) -> Collection[int]:
-        """The devices that are up or will be; none if that is so of those of some kind."""
+        """Return the devices that are up or will be; none if that is so of those of some kind."""
         left = [one for one in self._incarnations if one in self._starting or self._fleet.is_up(one)]
         return left if set(map(self._layout.kind, left)) == set(map(self._layout.kind, self._incarnations)) else ()
 

@@ -1,4 +1,4 @@
-"""`tilework bound`: how many requests of a workload could be on time at most."""
+"""`tilework bound`: computes how many requests of a workload could be on time at most."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
 from tilework.formats.trace import read_requests
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
 from tilework.sim.workloads.requests import to_requests
 from tilework_lab.optimum.bound import Bound, on_time_bound
 
@@ -64,7 +64,8 @@ def command(
     if json:
         print_json(_document(due, bound, lines, devices))
         return
-    most, share = int(bound.value), bound.value / len(due)
+    most = int(bound.value)
+    share = bound.value / len(due)
     out.print(f"{len(due)} requests with a deadline on {counted_devices(devices)}: at most {most} on time, {share:.1%}")
     out.print(_table(lines))
     if table.has_batches:
@@ -75,7 +76,8 @@ def _by_size(due: Sequence[Request], bound: Bound) -> list[_SizeLine]:
     found = []
     for size in sorted({one.shape for one in due}, key=lambda shape: (shape.pixels, shape)):
         uids = [one.uid for one in due if one.shape == size]
-        unreachable, on_time = sum(uid in bound.unreachable for uid in uids), sum(bound.shares[uid] for uid in uids)
+        unreachable = sum(uid in bound.unreachable for uid in uids)
+        on_time = sum(bound.shares[uid] for uid in uids)
         found.append(_SizeLine(size=size, due=len(uids), unreachable=unreachable, on_time=on_time))
     return found
 

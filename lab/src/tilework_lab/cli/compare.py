@@ -1,4 +1,4 @@
-"""`tilework compare`: many policies on many workloads, simulated."""
+"""`tilework compare`: simulates many policies on many workloads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -16,19 +17,61 @@ from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import UnknownPolicy, check_pools, make_policy
 from tilework.sim.workloads.cells import BadCell, Cell, Devices, cell_of
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests
-from tilework_lab.cli import options
 from tilework_lab.cli.compare_run import Comparison, Runs, prepare, run_missing
 from tilework_lab.cli.document import document_of, promises_document
-from tilework_lab.cli.plot import plot
-from tilework_lab.cli.promise_plot import plot_promises
-from tilework_lab.cli.promise_tables import print_promises
-from tilework_lab.cli.tables import print_tables
+from tilework_lab.cli.plot import plot, plot_promises
+from tilework_lab.cli.tables import print_promises, print_tables
 from tilework_lab.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES, chosen
 from tilework_lab.compare.runs import Conditions, given, true_costs
 
+GRID = "grid"
+"""The grid that is compared if no workload is named."""
+
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        metavar="WORKLOAD",
+        help="NAME of `workload list`, or NAME,key=value,... with its parameters (also rpm, rate, num); a file of "
+        f"requests; a grid ({', '.join(GRIDS)}); or GRID:PATTERN for some of its cells. Repeatable. Default: {GRID}.",
+    ),
+]
+Policies = Annotated[
+    str | None,
+    typer.Option(help="Names of docs/policies.md, separated by commas; default: those that the grid compares."),
+]
+Seeds = Annotated[
+    int | None, typer.Option(min=1, help=f"Number of seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")
+]
+NumDevices = Annotated[
+    int | None, typer.Option(min=1, help="Number of devices; default the workload's own, 1 for a file.")
+]
+Cost = Annotated[str | None, typer.Option(help="Cost table; default the workload's own.")]
+TrueCost = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COST",
+        help="Cost table of the simulated devices, if they differ from the plan's. The planner starts from its own and "
+        "learns from measurements; the bound is that of the devices.",
+    ),
+]
+Promises = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Measure what promises cost: run everything twice, once with all requests as best effort, and once with "
+        "this share of requests with a deadline asking for a promise.",
+    ),
+]
+Directory = Annotated[
+    Path | None,
+    typer.Option("--out", help="Keep each result here as soon as it is there; those that are kept are not run again."),
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw all results as one chart.")]
+Full = Annotated[bool, typer.Option("--full", help=f"{FULL_SEEDS} seeds, also on a grid.")]
 EXAMPLE = examples(
     "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
     "tilework compare --out out/grid --plot grid.png",
@@ -39,21 +82,21 @@ EXAMPLE = examples(
 
 
 def command(
-    workload: options.Workloads = None,
-    policies: options.Policies = None,
-    seeds: options.Seeds = None,
-    devices: options.Devices = None,
+    workload: Workloads = None,
+    policies: Policies = None,
+    seeds: Seeds = None,
+    devices: NumDevices = None,
     devices_per_node: DevicesPerNode = None,
-    cost: options.Cost = None,
-    true_cost: options.TrueCost = None,
+    cost: Cost = None,
+    true_cost: TrueCost = None,
     jitter: Jitter = 0.0,
     switch_ms: SwitchMs = 0.0,
-    promises: options.Promises = None,
+    promises: Promises = None,
     processes: Processes = None,
-    directory: options.Directory = None,
+    directory: Directory = None,
     json: AsJson = False,
-    png: options.Plot = None,
-    full: options.Full = False,
+    png: Plot = None,
+    full: Full = False,
 ) -> None:
     """Simulate policies on workloads with the controller that serves, and set them side by side.
 
@@ -61,7 +104,7 @@ def command(
     latency and device time, with 95% intervals over seeds. All times are simulated except those of decisions. See
     lab/docs/compare.md.
     """
-    texts = workload or [options.GRID]
+    texts = workload or [GRID]
     comparison = Comparison(
         cells=_cells(texts, Devices(table=cost, num_devices=devices, devices_per_node=devices_per_node), true_cost),
         policies=_policies(_default_policies(texts) if policies is None else policies),
@@ -72,7 +115,7 @@ def command(
     )
     _check_pools(comparison)
     if png is not None and png.suffix.lower() != ".png":
-        raise UserError(f"--plot {png} ends in {png.suffix!r}; the picture is a .png")
+        raise UserError(f"--plot {png} ends in {png.suffix!r}; the chart is a .png")
     runs = prepare(comparison, directory)
     with user_errors(OSError):
         run_missing(comparison, runs, quiet=json)
@@ -141,7 +184,7 @@ def _cells_of(text: str, devices: Devices) -> tuple[Cell, ...]:
 
 
 def _default_policies(texts: Sequence[str]) -> str:
-    """Those of the grids that are named, if any are."""
+    """Return the policies of the grids that are named, if any are."""
     named = [GRIDS[name].policies for text in texts if (name := text.partition(":")[0]) in GRIDS]
     return ",".join(dict.fromkeys(policy for policies in named or [POLICIES] for policy in policies))
 

@@ -1,4 +1,4 @@
-"""The runs of one `tilework compare`: which are there, which are missing, and running those with a progress bar."""
+"""The runs of one `tilework compare`: finds the missing ones, and runs them with a progress bar."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from tilework.cli.console import UserError, console, user_errors
 from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
 from tilework.sim.workloads.cells import BadCell, Cell
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.requests import BadRequests
-from tilework_lab.compare.pool import Failed, run_all
 from tilework_lab.compare.promises import BEST_EFFORT, PromiseCell, promise_cells
 from tilework_lab.compare.records import BadRecords, Record, Records, key_of
-from tilework_lab.compare.runs import Conditions, Task, code_digest, config_of, given
-from tilework_lab.compare.summary import CellSummary
-from tilework_lab.compare.tally import summaries_of
+from tilework_lab.compare.runs import Conditions, Failed, Task, code_digest, config_of, given, run_all
+from tilework_lab.compare.summary import CellSummary, summaries_of
 
 RESULTS = "results.jsonl"
 _MOST_SHOWN = 2
@@ -28,7 +26,7 @@ _MOST_SHOWN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is compared: every policy on every cell, for each seed.
+    """Comparison of every policy on every cell, for each seed.
 
     With `promises` each run is made twice: all requests as best effort, and with this share asking for promises.
     """
@@ -41,11 +39,11 @@ class Comparison:
     promises: float | None = None
 
     def seeds(self, cell: Cell) -> range:
-        """The seeds of a cell: one is enough where nothing is drawn."""
+        """Return the seeds of a cell: one is enough where nothing is drawn."""
         return range(self.num_seeds if cell.is_drawn or self.conditions.jitter else 1)
 
     def tasks(self) -> list[Task]:
-        """All runs, cell by cell, so that the results of an interrupted comparison can be compared."""
+        """Return all runs, cell by cell, so that the results of an interrupted comparison can be compared."""
         return [
             Task(cell=cell, seed=seed, policy=policy, promises=share)
             for cell in self.cells
@@ -55,7 +53,7 @@ class Comparison:
         ]
 
     def _bounds(self, cell: Cell, seed: int) -> tuple[None, ...]:
-        """The run of the bound, if it holds: it knows no batches, so a policy that forms some may be above it."""
+        """Return the run of the bound, if the bound holds: it knows no batches, and a policy may form some."""
         if self.promises is not None:
             return ()
         _, table = given(cell, 0)
@@ -75,7 +73,7 @@ class Runs:
         return self.records.get(self.keys[task])
 
     def summaries(self, comparison: Comparison) -> list[CellSummary]:
-        """One summary per cell, of the runs that are there."""
+        """Return one summary per cell, of the runs that are there."""
         seeds = {cell: comparison.seeds(cell) for cell in comparison.cells}
 
         def found(cell: Cell, seed: int, policy: str | None) -> Record | None:
@@ -85,7 +83,7 @@ class Runs:
         return summaries_of(seeds, comparison.policies, found, self._errors)
 
     def promise_cells(self, comparison: Comparison, share: float) -> list[PromiseCell]:
-        """What promises cost in each cell, of the runs that are there."""
+        """Return the costs of promises in each cell, of the runs that are there."""
         seeds = {cell: comparison.seeds(cell) for cell in comparison.cells}
 
         def found(cell: Cell, seed: int, policy: str, promises: float) -> Record | None:

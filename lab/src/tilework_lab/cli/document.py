@@ -19,7 +19,7 @@ from tilework_lab.compare.summary import FIGURES, CellSummary, Estimate, PolicyS
 
 
 def document_of(cells: Sequence[CellSummary], conditions: Conditions, num_processes: int) -> dict[str, Any]:
-    """The whole comparison; lab/docs/compare.md lists the fields. An infinite or unknown value is null."""
+    """Return the whole comparison; lab/docs/compare.md lists the fields. An infinite or unknown value is null."""
     return {
         **_head(conditions, num_processes),
         "cells": [_cell_document(cell) for cell in cells],
@@ -40,7 +40,7 @@ def _head(conditions: Conditions, num_processes: int) -> dict[str, Any]:
 def promises_document(
     cells: Sequence[PromiseCell], asking: float, conditions: Conditions, num_processes: int
 ) -> dict[str, Any]:
-    """The whole comparison of `--promises`; `asking` is the share that asks."""
+    """Return the whole comparison of `--promises`; `asking` is the share that asks."""
     return {
         **_head(conditions, num_processes),
         "promises": asking,
@@ -93,7 +93,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
 
 
 def _setting(cell: Cell) -> dict[str, Any]:
-    """What a cell is."""
+    """Return the parts of a cell as JSON."""
     return {
         "name": cell.name,
         "section": cell.section,
@@ -123,7 +123,7 @@ def _policy_document(summary: CellSummary, one: PolicySummary) -> dict[str, Any]
 
 
 def _estimate_document(found: Estimate | None) -> dict[str, Any] | None:
-    """`low` and `high` are the 95% interval, null with one seed."""
+    """Return an estimate as JSON; `low` and `high` are the 95% interval, null with one seed."""
     if found is None:
         return None
     low, high = (None, None) if found.half is None else (found.mean - found.half, found.mean + found.half)

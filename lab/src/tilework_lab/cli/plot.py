@@ -1,4 +1,4 @@
-"""The panels of the picture of a comparison."""
+"""The charts of `tilework compare`: sweeps of parameters, and promises beside best effort."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilework.report.panels import BarPanel, Curve, CurvePanel, Panel, draw_panels
-from tilework.report.words import counted_devices
+from tilework.report.panels import BarPanel, Curve, CurvePanel, Pair, PairPanel, Panel, draw_pairs, draw_panels
+from tilework.report.tables import counted_devices
+from tilework.server.text import counted
 from tilework_lab.compare.figures import Figures
+from tilework_lab.compare.promises import PromiseCell, PromiseCounts, promise_overall, total
 from tilework_lab.compare.records import Record
-from tilework_lab.compare.summary import CellSummary
-from tilework_lab.compare.sweeps import LENGTHS, Sweep, sweeps_of
+from tilework_lab.compare.summary import LENGTHS, CellSummary, Sweep, sweeps_of
 
 MOST_SWEEPS = 7  # Two more panels make nine.
 _LEAST_SIZES = 2  # Fewer show nothing that a sweep does not.
@@ -42,13 +43,14 @@ def plot(path: Path, cells: Sequence[CellSummary]) -> None:
 
 
 def _busiest(free: Sequence[CellSummary], sweeps: Sequence[Sweep]) -> CellSummary | None:
-    """The last cell of a sweep among these, or the first of all."""
+    """Return the last cell of a sweep among these, or the first of all."""
     swept = [cell for sweep in sweeps for cell in sweep.cells if cell in free]
     return swept[-1] if swept else next(iter(free), None)
 
 
 def _of_sweep(sweep: Sweep, others: Sequence[Sweep]) -> CurvePanel:
-    first, figure = sweep.cells[0], sweep.cells[0].leading
+    first = sweep.cells[0]
+    figure = sweep.cells[0].leading
     xs, unit = _axis(sweep)
     has_deadlines = figure == "attainment"
     bounds = [cell.bound for cell in sweep.cells]
@@ -84,7 +86,7 @@ def _curve(sweep: Sweep, xs: tuple[float, ...], policy: str, figure: str) -> Cur
 
 
 def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
-    """The workload of a sweep, and the parameters in which it differs from other sweeps of that workload."""
+    """Return the workload of a sweep, and the parameters in which it differs from other sweeps of that workload."""
     cell = sweep.cells[0].cell
     parts = [f"{cell.source} on {counted_devices(cell.num_devices)}"]
     for name, value in sorted(
@@ -96,7 +98,7 @@ def _title(sweep: Sweep, others: Sequence[Sweep]) -> str:
 
 
 def _has_meaning(name: str, sweep: Sweep, others: Sequence[Sweep]) -> bool:
-    """Whether a parameter distinguishes this sweep from others of its workload."""
+    """Return whether a parameter distinguishes this sweep from others of its workload."""
     source = sweep.cells[0].cell.source
     alike = [other.cells[0].cell.parameters[name] for other in others if other.cells[0].cell.source == source]
     return name not in LENGTHS and any(value != alike[0] for value in alike)
@@ -111,7 +113,7 @@ def _parameter_text(name: str, value: Any) -> str:
 
 
 def _sizes(cell: CellSummary) -> list[str]:
-    """Those that have deadlines, smallest first."""
+    """Return the cells that have deadlines, smallest first."""
     sizes: dict[str, None] = {}
     for record in _some(cell.records):
         sizes |= dict.fromkeys(size for size, of in _run(record).by_size.items() if of.num_due)
@@ -129,13 +131,13 @@ def _by_size(cell: CellSummary, *, is_alone: bool) -> BarPanel:
 
 
 def _share(runs: Sequence[Figures], size: str) -> float:
-    """Of all seeds together."""
+    """Return the counts of all seeds together."""
     found = [run.by_size[size] for run in runs if size in run.by_size]
     return sum(one.num_on_time for one in found) / max(1, sum(one.num_due for one in found))
 
 
 def _latencies(cell: CellSummary, *, is_alone: bool) -> CurvePanel:
-    """The share of requests done within a time, all seeds together."""
+    """Return the share of requests done within a time, all seeds together."""
     curves = {}
     for policy, records in cell.records.items():
         times_s = sorted(at_s for record in records for at_s in _run(record).quantiles_s)
@@ -158,3 +160,59 @@ def _some(records: Mapping[str, Sequence[Record]]) -> Sequence[Record]:
 def _run(record: Record) -> Figures:
     assert isinstance(record.result, Figures)
     return record.result
+
+
+PARTS = {
+    "asks, on time": "#0072B2",
+    "does not ask, on time": "#56B4E9",
+    "promise broken": "#C00000",
+    "refused, on time as best effort": "#E69F00",
+    "refused, late as best effort": "#F6DDA8",
+    "late": "#D5D7DA",
+}
+_NUM_ON_TIME = 2
+
+
+def plot_promises(path: Path, cells: Sequence[PromiseCell], asking: float) -> None:
+    """Write a PNG with a pair of bars per policy and cell, and one per policy of all cells.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = promise_overall(cells)
+    panels = []
+    if len(cells) > 1:
+        overall = tuple(pair_of(one.policy, one.counts) for one in lines)
+        panels.append(PairPanel(title=f"all {len(cells)} cells", pairs=overall))
+    panels += [
+        PairPanel(
+            title=cell.cell.name,
+            pairs=tuple(pair_of(policy, total(counts)) for policy, counts in cell.policies.items()),
+        )
+        for cell in cells
+    ]
+    seeds = counted(max(cell.num_seeds for cell in cells), "seed")
+    draw_pairs(
+        path,
+        panels,
+        PARTS,
+        num_good=_NUM_ON_TIME,
+        title=f"What promises cost: {100 * asking:g}% of the requests with a deadline ask, {seeds}, simulated",
+        foot="Upper bar of a pair: all requests as best effort. Lower bar: with promises. Numbers: on time, in %.",
+    )
+
+
+def pair_of(label: str, counts: PromiseCounts) -> Pair:
+    """Return the parts of both runs, in the order of PARTS, as shares of the requests with a deadline."""
+    whole = max(1, counts.num_due)
+    refused_fitting = counts.fitting - counts.fitting_accepted
+    before = counts.before - counts.others_before, counts.others_before, 0, 0, 0, counts.num_due - counts.before
+    after = (
+        counts.kept,
+        counts.others_after,
+        counts.broken,
+        refused_fitting,
+        counts.refused - refused_fitting,
+        counts.others - counts.others_after,
+    )
+    return Pair(label=label, before=tuple(one / whole for one in before), after=tuple(one / whole for one in after))

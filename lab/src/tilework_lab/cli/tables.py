@@ -1,17 +1,19 @@
-"""The tables of `tilework compare`: of each cell and of all."""
+"""The tables of `tilework compare`, also with `--promises`: one per cell and one of all cells."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from tilework.cli.console import out
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
+from tilework.server.text import counted
 from tilework_lab.compare.overall import Overall, bound_overall, overall_of
+from tilework_lab.compare.promises import PromiseCell, PromiseCounts, PromiseOverall, promise_overall, total
 from tilework_lab.compare.runs import Conditions
 from tilework_lab.compare.summary import CellSummary, Estimate, PolicySummary
 
@@ -53,8 +55,13 @@ _COLUMNS: dict[str, tuple[str, _Format, bool]] = {
 _LEAD = "vs best\nother"
 _OUTCOME = ("attainment", "of_bound", "lead", "mean_s", "p95_s", "p99_s")
 _OVERALL = (
-    *("on time\n%", "of bound\n%", "worst cell\n%", "mean s\nover best"),
-    *("best in\ncells", "plan ms\np50", "plan ms\np99"),
+    "on time\n%",
+    "of bound\n%",
+    "worst cell\n%",
+    "mean s\nover best",
+    "best in\ncells",
+    "plan ms\np50",
+    "plan ms\np99",
 )
 _EFFORT = ("device_s_each", "num_preempted", "fairness", "plan_p50_ms", "plan_p99_ms", "num_events")
 
@@ -73,7 +80,8 @@ def print_tables(cells: Sequence[CellSummary], num_processes: int, conditions: C
 
 
 def _title(cell: CellSummary) -> str:
-    one, seeds = cell.cell, max(len(runs) for runs in cell.records.values())
+    one = cell.cell
+    seeds = max(len(runs) for runs in cell.records.values())
     text = f"{one.name}: {cell.num_requests} requests on {counted_devices(one.num_devices)}, {_seeds(seeds)}, simulated"
     return text if cell.bound is None else f"{text}; at most {percent(cell.bound.mean)}% on time"
 
@@ -107,7 +115,8 @@ def _lead(cell: CellSummary, one: PolicySummary) -> str:
 
 
 def _cell(one: PolicySummary, name: str, best: set[str]) -> Text:
-    found, (_, written, has_interval) = one.estimates.get(name), _COLUMNS[name]
+    found = one.estimates.get(name)
+    (_, written, has_interval) = _COLUMNS[name]
     if found is None:
         return Text(_NOTHING)
     text = written(found.mean)
@@ -138,7 +147,7 @@ def _print_overall(cells: Sequence[CellSummary]) -> None:
 
 
 def _tops(lines: Sequence[Overall]) -> dict[str, float | None]:
-    """The best value of each column."""
+    """Return the best value of each column."""
     return {
         "attainment": max((one.attainment.mean for one in lines if one.attainment), default=None),
         "of_bound": max((one.of_bound.mean for one in lines if one.of_bound), default=None),
@@ -202,8 +211,94 @@ def _print_notes(cells: Sequence[CellSummary], num_processes: int, conditions: C
         f"process{'es' if num_processes > 1 else ''}. All other times are simulated."
     )
     if true := {summary.cell.true_table for summary in cells} - {None}:
-        notes.append(f"Devices take the times of {', '.join(sorted(map(str, true)))}, by which is not planned.")
+        notes.append(f"Devices take the times of {', '.join(sorted(map(str, true)))}, which the planner does not know.")
     if conditions.jitter:
         notes.append("With jitter runs may take less time than the bound supposes, so its share may exceed 100%.")
     for note in notes:
+        out.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+_Read = Callable[[PromiseCounts], str]
+
+
+def _share(part: int, whole: int) -> str:
+    return percent(part / whole) if whole else _NOTHING
+
+
+def _late(one: PromiseCounts) -> str:
+    eta = one.eta_after
+    return f"{eta.num_said_late}/{eta.num_rightly}/{eta.num_late}"
+
+
+_PROMISE_OUTCOME: dict[str, _Read] = {
+    "best effort\non time %": lambda one: _share(one.before, one.num_due),
+    "promises\non time %": lambda one: _share(one.after, one.num_due),
+    "of best\neffort %": lambda one: _share(one.after, one.before),
+    "others\non time %": lambda one: _share(one.others_after, one.others),
+}
+_PROMISE_ANSWERS: dict[str, _Read] = {
+    "asked": lambda one: str(one.asked),
+    "accepted": lambda one: str(one.accepted),
+    "of those\non time %": lambda one: _share(one.fitting_accepted, one.fitting),
+    "kept": lambda one: str(one.kept),
+    "broken": lambda one: str(one.broken),
+    "eta\n±20% %": lambda one: _share(one.eta_after.num_near, one.eta_after.num_done),
+    "late: said\nright/all": _late,
+}
+
+
+def print_promises(cells: Sequence[PromiseCell], asking: float) -> None:
+    """Print a table per cell, or two where the terminal is narrow; then, if there are several cells, those of all.
+
+    `asking` is the share that asks.
+    """
+    for cell in cells:
+        devices = counted_devices(cell.cell.num_devices)
+        seeds = counted(cell.num_seeds, "seed")
+        title = f"{cell.cell.name}: {counted(cell.num_requests, 'request')} on {devices}, {seeds}, simulated"
+        counts = {policy: total(of_seeds) for policy, of_seeds in cell.policies.items()}
+        _print_promise_tables(title, counts, cell.errors)
+    if len(cells) > 1:
+        lines = promise_overall(cells)
+        _print_promise_tables(f"all {len(cells)} cells, simulated", {one.policy: one.counts for one in lines}, ())
+        for one in lines:
+            out.print(_worst_text(one), style="dim", markup=False, highlight=False, soft_wrap=True)
+    if cells:
+        _print_promise_notes(asking)
+
+
+def _print_promise_tables(title: str, counts: Mapping[str, PromiseCounts], failed: Iterable[str]) -> None:
+    out.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
+    parts = [_PROMISE_OUTCOME, _PROMISE_ANSWERS]
+    for columns in [_PROMISE_OUTCOME | _PROMISE_ANSWERS] if out.width >= _WIDE else parts:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("policy", no_wrap=True)
+        for heading in columns:
+            table.add_column(heading, justify="right")
+        for policy, one in counts.items():
+            table.add_row(policy, *(_promise_cell(heading, read, one) for heading, read in columns.items()))
+        for policy in failed:
+            table.add_row(policy, Text("failed", style="red"))
+        out.print(table)
+
+
+def _promise_cell(heading: str, read: _Read, one: PromiseCounts) -> Text:
+    return Text(read(one), style="bold red" if heading == "broken" and one.broken else "")
+
+
+def _worst_text(one: PromiseOverall) -> str:
+    if one.worst is None:
+        return f"{one.policy}: no request is on time as best effort"
+    return f"{one.policy}: at worst {percent(one.worst)}% of best effort, in {one.worst_in}"
+
+
+def _print_promise_notes(asking: float) -> None:
+    for note in (
+        f"Each policy serves the same requests twice: all as best effort, and with {100 * asking:g}% of those with a "
+        "deadline asking for a promise (on_miss: reject). Counts are of all seeds.",
+        "of best effort: on time with promises over on time as best effort. others: requests that do not ask. of those "
+        "on time: accepted ones among those that ask and are on time as best effort.",
+        "eta, late: of accepted requests, with promises. eta: latencies within 20% of the one told at acceptance. "
+        "late: requests told to be late, those of them that were, and all that were.",
+    ):
         out.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)

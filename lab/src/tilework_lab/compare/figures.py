@@ -12,7 +12,7 @@ from tilework.sim.runs import Run
 from tilework.sim.trace import Ending, Trace
 
 NUM_QUANTILES = 100
-_NEAR = 0.2  # Of the latency: by how much a predicted finish may be off.
+_NEAR = 0.2  # Share of the latency by which a predicted finish may be off.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class SizeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The ends of the requests of one run. Latency counts from the arrival; without a picture it is infinite.
+    """The ends of the requests of one run. Latency counts from the arrival; without an image it is infinite.
 
     `num_on_time` are those of the `num_due` with a deadline that were done by it, `num_good` these and what was done
     without a deadline, `num_unserved` those that were refused, dropped or failed. `device_s` is device time in works,
@@ -65,7 +65,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtaFigures:
-    """How true the finishes are that admission predicted, of the accepted requests that were done.
+    """Accuracy of the finishes that admission predicted, over accepted requests that were done.
 
     `num_near` of these `num_done` had a latency within 20% of the predicted one. Of those with a deadline,
     `num_said_late` were predicted to be late, `num_late` were, and `num_rightly` are both.
@@ -80,7 +80,7 @@ class EtaFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseFigures:
-    """What became of the requests with a deadline, of which some asked for a promise.
+    """Ends of the requests with a deadline, some of which asked for a promise.
 
     `asked`, `accepted` of these, and `on_time` of all `num_due` are places of requests in the order of the workload.
     """
@@ -94,7 +94,7 @@ class PromiseFigures:
 
 
 def promise_figures_of(trace: Trace) -> PromiseFigures:
-    """The figures of a trace."""
+    """Return the figures of a trace."""
     due = [(place, one) for place, one in enumerate(trace.endings) if one.request.deadline_ns is not None]
     asked = [(place, one) for place, one in due if one.request.is_promise]
     return PromiseFigures(
@@ -108,7 +108,7 @@ def promise_figures_of(trace: Trace) -> PromiseFigures:
 
 
 def eta_figures_of(endings: Iterable[Ending]) -> EtaFigures:
-    """How true the predicted finishes are."""
+    """Return the accuracy of the predicted finishes."""
     done = [(one, one.eta_ns) for one in endings if one.eta_ns is not None and one.status is Status.DONE]
     due = [(one, eta_ns > one.request.deadline_ns) for one, eta_ns in done if one.request.deadline_ns is not None]
     return EtaFigures(
@@ -121,7 +121,7 @@ def eta_figures_of(endings: Iterable[Ending]) -> EtaFigures:
 
 
 def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
-    """The figures of a trace. `dispatch_ns` is lost before every work, and does not count as an interruption."""
+    """Return the figures of a trace. `dispatch_ns` is lost before every work, and does not count as an interruption."""
     endings = trace.endings
     latencies_s = sorted(map(_latency_s, endings))
     num_preempted, num_moved = preemptions(trace.runs, dispatch_ns)
@@ -146,7 +146,7 @@ def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:
 
 
 def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
-    """How often jobs were interrupted between two steps, and how often they then went on on other devices.
+    """Count how often jobs were interrupted between two steps, and how often they then went on on other devices.
 
     Take the works of one job that did steps, in order of their starts. It is interrupted between two of them if the
     later one runs on another set of devices than the earlier, or begins more than `dispatch_ns` after its end. So a job
@@ -169,13 +169,13 @@ def preemptions(runs: Iterable[Run], dispatch_ns: int = 0) -> tuple[int, int]:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 if all are equal (also all 0), 1/n if one has everything."""
+    """Return Jain's index of fairness: 1 if all are equal (also all 0), 1/n if one has everything."""
     squares = math.fsum(value * value for value in values)
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
-    """The smallest of ascending values that at least `percent` per cent of them do not exceed."""
+    """Return the smallest of ascending values that at least `percent` per cent of them do not exceed."""
     return ordered[math.ceil(percent * len(ordered) / 100) - 1]
 
 
@@ -196,7 +196,7 @@ def _fairness(due: Sequence[Ending]) -> float | None:
 
 
 def _by_size(endings: Sequence[Ending]) -> dict[str, SizeFigures]:
-    """Smallest first."""
+    """Return the figures by size, smallest first."""
     groups: dict[str, list[Ending]] = {}
     for one in sorted(endings, key=lambda one: (one.request.shape.pixels, one.request.shape)):
         groups.setdefault(str(one.request.shape), []).append(one)

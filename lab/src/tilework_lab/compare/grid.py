@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from tilework.sim.workloads.cells import BadCell, Cell
-from tilework.sim.workloads.coserving import CoServing
 from tilework.sim.workloads.family import Family, costs_of
-from tilework.sim.workloads.heavy_tail import HeavyTail
-from tilework.sim.workloads.load import device_seconds
+from tilework.sim.workloads.requests import device_seconds
+from tilework.sim.workloads.synthetic import CoServing, HeavyTail
 from tilework_lab.workloads.ddit import DDiT
 from tilework_lab.workloads.patchedserve import SIDES, PatchedServe, PatchedServeSd3, PatchedServeSdxl
 from tilework_lab.workloads.promises import Promises
@@ -51,19 +50,20 @@ _PATCHED: dict[type[PatchedServe], tuple[float, ...]] = {
 }
 _STUDIED = 2  # The place of that among them.
 _PATCHED_SCALES = (0.6, 0.8, 1.2, 1.4)  # Deadlines of 3 to 7 times the latency alone; and 1, which the rates have.
-_PATCHED_S, _FEWEST = 120, 200  # How long a workload is, and how many requests it has at least.
+_PATCHED_S = 120  # Length of a workload.
+_FEWEST = 200  # Requests of a workload, at least.
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`cells` in the order of their sections, with unique names; `policies` are compared by default."""
+    """Grid of `cells` in the order of their sections, with unique names; `policies` are compared by default."""
 
     cells: Callable[[], tuple[Cell, ...]]
     policies: tuple[str, ...]
 
 
 def grid() -> tuple[Cell, ...]:
-    """56 cells, from loads that every policy can serve to loads that none can."""
+    """Return 56 cells, from loads that every policy can serve to loads that none can."""
     return (*_tight(), *_rates(), *_overload(), *_bursts(), *_nodes(), *_videos(), *_stages(), *_mixed())
 
 
@@ -107,9 +107,9 @@ def _videos() -> Iterator[Cell]:
 
 
 def _stages() -> Iterator[Cell]:
-    """TridentServe's, on a quarter of its 128 devices, at rates that fill our approximation of them.
+    """Return TridentServe's cells, on a quarter of its 128 devices, at rates that fill our approximation of them.
 
-    For pictures these are a quarter of what the table suggests: there the best static baseline keeps 90%.
+    For images these are a quarter of what the table suggests: there the best static baseline keeps 90%.
     """
     for load, rate_per_s in (("heavy", 0.4), ("dynamic", 0.6)):
         workload = TridentServeFlux(rate_per_s=rate_per_s, num_requests=300, load=load)
@@ -167,7 +167,7 @@ def _patched_cell(
     mix: str = "equal",
     scale: float = 1.0,
 ) -> Cell:
-    """`rate_per_s` is that of each device."""
+    """Return a cell; `rate_per_s` is that of each device."""
     total = round(rate_per_s * num_devices, 6)
     workload = workload_type(
         rate_per_s=total, num_requests=max(_FEWEST, round(total * _PATCHED_S)), mix=mix, scale=scale
@@ -177,7 +177,7 @@ def _patched_cell(
 
 
 def promises_grid() -> tuple[Cell, ...]:
-    """8 cells: many steps and few with a decode, two mixes, and two loads of the cheapest degree."""
+    """Return 8 cells: many steps and few with a decode, two mixes, and two loads of the cheapest degree."""
     return tuple(
         _promises_cell(name, steps, last, mix, load)
         for name, steps, last in (("steps28", 28, 0.0), ("steps4", 4, 2.0))
@@ -198,7 +198,7 @@ GRIDS = {
     "patchedserve-grid": Grid(patchedserve_grid, BATCHING),
     "promises-grid": Grid(promises_grid, POLICIES),
 }
-"""By the names that `tilework compare --workload` knows."""
+"""Grids by the names that `tilework compare --workload` knows."""
 
 
 def chosen(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:

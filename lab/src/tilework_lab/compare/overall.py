@@ -34,7 +34,7 @@ class Overall:
 
 
 def overall_of(cells: Sequence[CellSummary]) -> tuple[Overall, ...]:
-    """One line per policy that failed nowhere, in the order of the first cell."""
+    """Return one line per policy that failed nowhere, in the order of the first cell."""
     policies = [one.policy for one in cells[0].policies]
     return tuple(_overall(policy, cells) for policy in policies if not any(_of(cell, policy).error for cell in cells))
 
@@ -63,7 +63,7 @@ def _overall(policy: str, cells: Sequence[CellSummary]) -> Overall:
 
 
 def bound_overall(cells: Sequence[CellSummary]) -> Estimate | None:
-    """The mean of the bounds of all cells with deadlines."""
+    """Return the mean of the bounds of all cells with deadlines."""
     bounds = [cell.bound for cell in cells if cell.num_due]
     return _across([one for one in bounds if one is not None]) if bounds and all(bounds) else None
 
@@ -83,7 +83,7 @@ def _over_cells(cells: Sequence[CellSummary], policy: str, name: str) -> Estimat
 
 
 def _across(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean over cells of each seed; cells of one seed only (a file) count in every seed."""
+    """Return the mean over cells of each seed; cells of one seed only (a file) count in every seed."""
     num_seeds = max(len(one.values) for one in estimates)
     return estimate(
         [fmean(one.values[min(seed, len(one.values) - 1)] for one in estimates) for seed in range(num_seeds)]
@@ -92,7 +92,8 @@ def _across(estimates: Sequence[Estimate]) -> Estimate:
 
 def _slowdown(cell: CellSummary, policy: str) -> float | None:
     means = {one.policy: _mean(cell, one.policy, "mean_s") for one in cell.policies}
-    own, best = means[policy], min((mean for mean in means.values() if mean is not None), default=None)
+    own = means[policy]
+    best = min((mean for mean in means.values() if mean is not None), default=None)
     return own / best if own is not None and best else None
 
 

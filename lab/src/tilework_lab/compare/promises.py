@@ -1,4 +1,4 @@
-"""What promises cost: the same requests as best effort, and with some of them asked as promises."""
+"""Costs of promises: the same requests as best effort, and with some of them asked as promises."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PromiseCounts:
 
     @property
     def ratio(self) -> float | None:
-        """On time with promises over on time as best effort; None if nothing is on time as best effort."""
+        """Ratio of on time with promises to on time as best effort; None if nothing is on time as best effort."""
         return self.after / self.before if self.before else None
 
 
@@ -82,7 +82,7 @@ T = TypeVar("T", PromiseCounts, EtaFigures)
 
 
 def counts_of(before: PromiseFigures, after: PromiseFigures) -> PromiseCounts:
-    """The counts of two runs of the same requests, in the first of which none asks."""
+    """Return the counts of two runs of the same requests, in the first of which none asks."""
     assert not before.asked
     assert before.num_due == after.num_due
     asked, accepted = set(after.asked), set(after.accepted)
@@ -105,12 +105,12 @@ def counts_of(before: PromiseFigures, after: PromiseFigures) -> PromiseCounts:
 
 
 def total(counts: Iterable[PromiseCounts]) -> PromiseCounts:
-    """The sum of counts."""
+    """Return the sum of counts."""
     return reduce(_plus, counts, PromiseCounts())
 
 
 def _plus(first: T, second: T) -> T:
-    """Two counts of one kind added, part by part."""
+    """Add two counts of one kind, part by part."""
 
     def plus(one: Any, other: Any) -> Any:
         return _plus(one, other) if isinstance(one, EtaFigures) else one + other
@@ -126,7 +126,7 @@ def promise_cells(
     found: Find,
     errors: Mapping[tuple[str, str | None], str],
 ) -> list[PromiseCell]:
-    """One per cell, in their order; a cell in which every policy failed is left out.
+    """Return one summary per cell, in order, without cells in which every policy failed.
 
     Args:
         found: the result of a cell, seed, policy and share that asks, if there is one.
@@ -134,12 +134,14 @@ def promise_cells(
     """
     made = []
     for cell, its_seeds in seeds.items():
-        counts, num_requests = dict[str, list[PromiseCounts]](), 0
+        counts = dict[str, list[PromiseCounts]]()
+        num_requests = 0
         for policy in policies:
             pairs = [[found(cell, seed, policy, of) for of in (BEST_EFFORT, share)] for seed in its_seeds]
             if (cell.name, policy) not in errors:
                 figures = [tuple(map(_figures, pair)) for pair in pairs]
-                counts[policy], num_requests = [counts_of(*pair) for pair in figures], figures[0][0].num_requests
+                counts[policy] = [counts_of(*pair) for pair in figures]
+                num_requests = figures[0][0].num_requests
         if counts:
             failed = {policy: errors[cell.name, policy] for policy in policies if policy not in counts}
             made.append(PromiseCell(cell=cell, num_requests=num_requests, policies=counts, errors=failed))
@@ -153,7 +155,7 @@ def _figures(record: Record | None) -> PromiseFigures:
 
 
 def promise_overall(cells: Sequence[PromiseCell]) -> list[PromiseOverall]:
-    """One line per policy that failed nowhere, in the order of the first cell."""
+    """Return one line per policy that failed nowhere, in the order of the first cell."""
     return [_overall(policy, cells) for policy in cells[0].policies if all(policy in cell.policies for cell in cells)]
 
 

@@ -1,15 +1,16 @@
-"""The results that are kept, one per run, under a key of its configuration, so that a comparison can be continued."""
+"""Results, kept one per run under a digest of its configuration, so that a comparison can be continued."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tilework_lab.compare.digests import digest
+from tilework.formats.workload import WorkloadRequest
 from tilework_lab.compare.figures import EtaFigures, Figures, PromiseFigures, SizeFigures
 
 FORMAT = 1
@@ -35,7 +36,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundFigures:
-    """No schedule has more than `most_on_time` of the `num_due` requests with a deadline on time."""
+    """Bound of one run: no schedule has more than `most_on_time` of the `num_due` requests with a deadline on time."""
 
     num_due: int
     most_on_time: float
@@ -74,7 +75,7 @@ def key_of(config: Mapping[str, Any]) -> str:
 
 
 def parse_record(document: Mapping[str, Any]) -> Record:
-    """The record of a JSON object. Raises KeyError, TypeError or ValueError if it is not one."""
+    """Return the record of a JSON object. Raises KeyError, TypeError or ValueError if it is not one."""
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}")
     timing = Timing(**document["timing"]) if "timing" in document else None
@@ -179,3 +180,12 @@ def _infinite(values: Mapping[str, Any]) -> dict[str, Any]:
         return math.inf if value is None and name.endswith("_s") else value
 
     return {name: read(name, value) for name, value in values.items()}
+
+
+def digest_of_requests(requests: Sequence[WorkloadRequest]) -> str:
+    return digest([asdict(one) for one in requests])
+
+
+def digest(value: Any) -> str:
+    """Return the same for equal values of plain JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

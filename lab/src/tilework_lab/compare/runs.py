@@ -1,31 +1,36 @@
-"""One run of a policy on a cell: its configuration, and its result."""
+"""Runs of policies on cells: configuration, decision times, result; and many runs on all cores."""
 
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import signal
 import time
+from array import array
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tilework
 from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.interfaces import ClusterView, CostModel, Policy
 from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import Plan
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest
 from tilework.policy.registry import make_policy
 from tilework.sim.config import SimConfig
-from tilework.sim.garbage import without_collections
-from tilework.sim.simulation import Simulation
+from tilework.sim.simulation import Simulation, without_collections
 from tilework.sim.workloads.cells import Cell
 from tilework.sim.workloads.requests import asking, check_requests, to_requests
-from tilework_lab.compare.digests import digest, digest_of_requests
-from tilework_lab.compare.figures import figures_of, promise_figures_of
-from tilework_lab.compare.records import BoundFigures, Record
-from tilework_lab.compare.stopwatch import Stopwatch, timing_of
+from tilework_lab.compare.figures import figures_of, nearest_rank, promise_figures_of
+from tilework_lab.compare.records import BoundFigures, Record, Timing, digest, digest_of_requests
 from tilework_lab.optimum.bound import on_time_bound
 
 _DECIDING = ("core", "cost", "admission", "policy", "control", "sim")
@@ -35,7 +40,7 @@ _LONGEST_NS = 30 * 24 * 3600 * NS_PER_S  # After the last arrival: a run that ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What all runs have in common (see `SimConfig`)."""
+    """Conditions that all runs have in common (see `SimConfig`)."""
 
     jitter: float = 0.0
     switch_ns: int = 0
@@ -60,7 +65,7 @@ class Task:
 
 
 def config_of(task: Task, conditions: Conditions) -> dict[str, Any]:
-    """All that decides a result, as plain JSON. Equal configurations have equal results.
+    """Return all that decides a result, as plain JSON. Equal configurations have equal results.
 
     Requests and cost table are in it as digests: a file that has changed is another workload.
     """
@@ -87,7 +92,9 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     """Run one task. Raises what a policy or the simulation raises; for the bound also UnknownCost."""
     config = config_of(task, conditions)
     asked, table = given(task.cell, _seed_of(task))
-    requests, true, started_s = to_requests(asked), true_costs(task.cell), time.monotonic()
+    requests = to_requests(asked)
+    true = true_costs(task.cell)
+    started_s = time.monotonic()
     if task.promises is not None:
         requests = asking(requests, task.promises, _seed_of(task))
     if task.policy is None:
@@ -123,8 +130,9 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
 
 @cache
 def code_digest() -> str:
-    """A digest of the program, as far as it decides a result."""
-    root, found = Path(tilework.__file__).parent, hashlib.sha256()
+    """Return a digest of the program, as far as it decides a result."""
+    root = Path(tilework.__file__).parent
+    found = hashlib.sha256()
     for package in _DECIDING:
         for path in sorted((root / package).rglob("*.py")):
             if path.parent.name == _JUDGING and path.name != "figures.py":
@@ -135,7 +143,7 @@ def code_digest() -> str:
 
 @cache
 def given(cell: Cell, seed: int) -> tuple[tuple[WorkloadRequest, ...], CostTable]:
-    """The requests of a cell and its cost table, made once. Raises what making them raises, and BadRequests."""
+    """Return the requests of a cell and its cost table, made once. Raises what making them raises, and BadRequests."""
     table = _table(cell)
     requests = cell.requests(seed)
     check_requests(requests, table, source=cell.source, costs=cell.table)
@@ -144,7 +152,7 @@ def given(cell: Cell, seed: int) -> tuple[tuple[WorkloadRequest, ...], CostTable
 
 @cache
 def true_costs(cell: Cell) -> CostTable:
-    """The times that the devices of a cell take, read once. Raises BadCostTable."""
+    """Return the times that the devices of a cell take, read once. Raises BadCostTable."""
     return cell.true_costs()
 
 
@@ -161,5 +169,105 @@ def _digests(cell: Cell, seed: int) -> tuple[str, str, str, int]:
 
 
 def _seed_of(task: Task) -> int:
-    """The seed of the requests."""
+    """Return the seed of the requests."""
     return task.seed if task.cell.is_drawn else 0
+
+
+class Stopwatch:
+    """Measures the plans of `policy`, which is the same object, so what else it can do is still found."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.calls_ns = calls_ns = array("q")
+
+        class Timed(type(policy)):  # type: ignore[misc]
+            __slots__ = ()
+
+            def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+                started_ns = time.perf_counter_ns()
+                plan = super().plan(view, costs, now_ns)
+                calls_ns.append(time.perf_counter_ns() - started_ns)
+                return cast(Plan, plan)
+
+        object.__setattr__(policy, "__class__", Timed)  # Some are frozen.
+
+
+def timing_of(calls_ns: Sequence[int], wall_s: float, num_processes: int) -> Timing:
+    ordered = [call_ns / NS_PER_MS for call_ns in sorted(calls_ns)] or [0.0]
+    return Timing(
+        num_plans=len(calls_ns),
+        plan_p50_ms=round(nearest_rank(ordered, 50), 6),
+        plan_p99_ms=round(nearest_rank(ordered, 99), 6),
+        wall_s=round(wall_s, 3),
+        num_processes=num_processes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A run that raised: a policy that breaks the rules, or does not end. It has no result."""
+
+    task: Task
+    error: str
+
+
+def run_all(
+    tasks: Iterable[Task],
+    conditions: Conditions,
+    num_processes: int,
+    begin: Callable[[Task], None] = lambda task: None,
+) -> Generator[tuple[Task, Record | Failed], None, None]:
+    """Run the tasks and yield their results as they come; `begin` is called as each task begins, in the order given.
+
+    Closing the generator ends the runs that are running.
+    """
+    todo = iter(tasks)
+    if num_processes == 1:
+        for task in todo:
+            begin(task)
+            yield task, _tried(task, conditions, 1)
+        return
+    others = multiprocessing.active_children()
+    with ProcessPoolExecutor(num_processes, initializer=_ignore_interrupts) as pool:
+        try:
+            yield from _run_in(pool, todo, conditions, num_processes, begin)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.terminate()
+            raise
+
+
+def _run_in(
+    pool: ProcessPoolExecutor,
+    todo: Iterator[Task],
+    conditions: Conditions,
+    num_processes: int,
+    begin: Callable[[Task], None],
+) -> Iterator[tuple[Task, Record | Failed]]:
+    running: dict[Future[Record | Failed], Task] = {}
+
+    def fill() -> None:
+        for task in islice(todo, num_processes - len(running)):
+            begin(task)
+            running[pool.submit(_tried, task, conditions, num_processes)] = task
+
+    fill()
+    while running:
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        ended = [(running.pop(future), future.result()) for future in done]
+        fill()
+        yield from ended
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent process, which ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _tried(task: Task, conditions: Conditions, num_processes: int) -> Record | Failed:
+    try:
+        return run(task, conditions, num_processes)
+    except Exception as error:
+        return Failed(task=task, error=f"{type(error).__name__}: {error}")

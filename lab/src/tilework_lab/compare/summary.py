@@ -1,4 +1,4 @@
-"""Many runs in few numbers: means over seeds with their intervals, and differences between policies seed by seed."""
+"""Summaries of runs: means over seeds with intervals, differences between policies, and sweeps of a parameter."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from typing import Any
 
 from tilework.sim.plan.interval import t_quantile
 from tilework.sim.workloads.cells import Cell
 from tilework_lab.compare.figures import Figures
-from tilework_lab.compare.records import BoundFigures, Record
+from tilework_lab.compare.records import BoundFigures, Record, digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySummary:
-    """`estimates` by the names of FIGURES; None where a run does not have the figure.
+    """One policy on a cell: `estimates` by the names of FIGURES; None where a run lacks the figure.
 
     `lead` is the difference to `rival`, the best of the others, in the cell's leading figure, seed by seed; it is
     None for a policy that is alone. `error`: why a run failed, if one did; there are no estimates then.
@@ -73,7 +74,7 @@ class CellSummary:
         return "attainment" if self.num_due else "mean_s"
 
     def best(self, name: str) -> list[str]:
-        """The policies with the best mean of a figure, to three digits."""
+        """Return the policies with the best mean of a figure, to three digits."""
         better = _BY_NAME[name].better
         means = {one.policy: estimate.mean * better for one in self.policies if (estimate := one.estimates.get(name))}
         top = max(means.values(), default=0.0)
@@ -110,7 +111,7 @@ _BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The estimate of values that are drawn independently; there is at least one."""
+    """Return the estimate of values that are drawn independently; there is at least one."""
     mean = math.inf if math.inf in values else fmean(values)
     half = None
     if len(values) > 1 and math.isfinite(mean):
@@ -124,7 +125,7 @@ def summary_of(
     bounds: Sequence[BoundFigures | None],
     errors: Mapping[str, str],
 ) -> CellSummary:
-    """The summary of a cell. `records` are those of each policy, seed by seed, as many as there are `bounds`.
+    """Return the summary of a cell. `records` are those of each policy, seed by seed, as many as there are `bounds`.
 
     Policies in `errors` have no estimates; at least one policy is not in it.
     """
@@ -167,7 +168,7 @@ def _estimated(figure: Figure, runs: Sequence[Record], bounds: Sequence[BoundFig
 def _lead(
     policy: str, leading: Figure, drawn: Mapping[str, Mapping[str, Estimate | None]]
 ) -> tuple[str, Estimate | None]:
-    """The best of the other policies, and the difference to it, seed by seed."""
+    """Return the best of the other policies, and the difference to it, seed by seed."""
     found = {name: one for name, figures in drawn.items() if (one := figures[leading.name]) is not None}
     own, others = found.get(policy), [name for name in found if name != policy]
     if own is None or not others:
@@ -175,3 +176,91 @@ def _lead(
     rival = max(others, key=lambda name: leading.better * found[name].mean)
     pairs = zip(own.values, found[rival].values, strict=True)
     return rival, estimate([0.0 if mine == other else mine - other for mine, other in pairs])
+
+
+Find = Callable[[Cell, int, str | None], Record | None]
+
+
+def summaries_of(
+    seeds: Mapping[Cell, Sequence[int]],
+    policies: Sequence[str],
+    found: Find,
+    errors: Mapping[tuple[str, str | None], str],
+) -> list[CellSummary]:
+    """Return one summary per cell, in order, without cells in which every policy failed.
+
+    Args:
+        found: the result of a cell, seed and policy (None: the bound), if there is one.
+        errors: by cell name and policy, one for each policy that lacks a result.
+    """
+    return [one for cell in seeds if (one := _summary(cell, seeds[cell], policies, found, errors)) is not None]
+
+
+def _summary(
+    cell: Cell,
+    seeds: Sequence[int],
+    policies: Sequence[str],
+    found: Find,
+    errors: Mapping[tuple[str, str | None], str],
+) -> CellSummary | None:
+    records = {
+        policy: [record for seed in seeds if (record := found(cell, seed, policy)) is not None] for policy in policies
+    }
+    failed = {policy: errors[cell.name, policy] for policy, runs in records.items() if len(runs) < len(seeds)}
+    if len(failed) == len(policies):
+        return None
+    return summary_of(cell, records, [_bound(found(cell, seed, None)) for seed in seeds], failed)
+
+
+def _bound(record: Record | None) -> BoundFigures | None:
+    return record.result if record is not None and isinstance(record.result, BoundFigures) else None
+
+
+SWEPT = ("scale", "rate_per_s")
+_A_PAIR = 2
+# Parameters that change the length of a workload, not its character.
+LENGTHS = {"num_requests", "minutes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Cells in ascending order of `parameter`, all else equal."""
+
+    parameter: str
+    cells: tuple[CellSummary, ...]
+
+    @property
+    def xs(self) -> tuple[float, ...]:
+        return tuple(float(one.cell.parameters[self.parameter]) for one in self.cells)
+
+
+def sweeps_of(cells: Sequence[CellSummary]) -> list[Sweep]:
+    """Return every sweep through two values or more; without those of two where there are longer ones.
+
+    Those of deadlines first, else in the order of their first cells.
+    """
+    found: list[Sweep] = []
+    for parameter in SWEPT:
+        alike: dict[str, dict[float, CellSummary]] = {}
+        for one in cells:
+            if parameter in one.cell.parameters and one.cell.is_drawn:
+                value = float(one.cell.parameters[parameter])
+                alike.setdefault(_others(one, parameter), {}).setdefault(value, one)
+        found += [
+            Sweep(parameter=parameter, cells=tuple(members[value] for value in sorted(members)))
+            for members in alike.values()
+            if len(members) > 1
+        ]
+    long = [sweep for sweep in found if len(sweep.cells) > _A_PAIR]
+    return long or found
+
+
+def _others(one: CellSummary, parameter: str) -> str:
+    """Return a digest of all that the cells of one sweep have in common.
+
+    Without deadlines their scale has no meaning.
+    """
+    cell = one.cell
+    ignored = {parameter} | LENGTHS | (set() if one.num_due else {"scale"})
+    rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
+    return digest([cell.source, cell.table, cell.num_devices, cell.devices_per_node, bool(one.num_due), rest])

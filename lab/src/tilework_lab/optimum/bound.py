@@ -36,7 +36,7 @@ used. By default they are cut into 12 intervals, or 4 in a cluster of more than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
 
@@ -44,20 +44,19 @@ import numpy as np
 
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.cost.demand import worthwhile
+from tilework.cost.demand import Speed, step_degrees, worthwhile
 from tilework.cost.table_costs import TableCosts
-from tilework_lab.optimum.pieces import Due, due_requests
 from tilework_lab.optimum.solver import Builder, Floats, solve_relaxed, solve_whole
 
 _WIDER_NS = 1.0  # Windows are wider by this than they are: rounding must not exclude what just fits.
-_TOLERANCE = 1e-6  # Of the solver.
-_MAX_NODES = 2000  # Of the search for a cluster's whole numbers.
+_TOLERANCE = 1e-6  # The solver's.
+_MAX_NODES = 2000  # Limit of the search for a cluster's whole numbers.
 _LARGE = 400  # Requests of a cluster, above which its windows are cut less.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """No schedule has more than `value` requests on time, or requests of more weight.
+    """Bound: no schedule has more than `value` requests on time, or requests of more weight.
 
     `shares` is the point of the relaxation that attains it, by uid: 1 for a request that is on time there, 0 for one
     that is not, between for part of one. Others may be as good. `unreachable` are the requests that cannot
@@ -79,7 +78,7 @@ def on_time_bound(
     max_cuts: float | None = None,
     max_whole: int = 40,
 ) -> Bound:
-    """The most requests that can be on time, or the most weight of requests.
+    """Return the most requests that can be on time, or the most weight of requests.
 
     Args:
         weights: what each request counts, by uid, none below 0; all count 1 without it.
@@ -94,7 +93,8 @@ def on_time_bound(
     for cluster in _clusters([due for due in all_due if due.slack_ns >= 0]):
         gains = [1.0 if weights is None else weights[due.request.uid] for due in cluster]
         if len(cluster) == 1:
-            part, points = gains[0], [1.0]  # It fits alone.
+            part = gains[0]  # It fits alone.
+            points = [1.0]
         else:
             part, points = _bound_cluster(_Relaxation(cluster, gains, num_devices, max_cuts), len(cluster) <= max_whole)
         value += part
@@ -104,7 +104,7 @@ def on_time_bound(
 
 
 def _clusters(all_due: Sequence[Due]) -> Iterator[list[Due]]:
-    """The clusters: requests whose windows overlap, directly or through others, in order of arrival."""
+    """Yield the clusters: requests whose windows overlap, directly or through others, in order of arrival."""
     cluster: list[Due] = []
     end_ns = 0
     for due in sorted(all_due, key=lambda due: due.arrival_ns):
@@ -143,7 +143,7 @@ class _Relaxation:
         self.program = self._builder.program()
 
     def _cut(self, cluster: Sequence[Due], max_cuts: float) -> Floats:
-        """The edges of the intervals, from the first arrival to the last deadline."""
+        """Return the edges of the intervals, from the first arrival to the last deadline."""
         windows = [(self._s(due.arrival_ns), self._s(due.deadline_ns + _WIDER_NS)) for due in cluster]
         edges = np.unique(windows)
         spans = np.diff(np.searchsorted(edges, windows))
@@ -177,7 +177,7 @@ class _Relaxation:
                     builder.put(self._all_rows[there] if is_all else beside[here], times, 1.0)
 
     def _parts(self, start_ns: int, end_ns: int) -> tuple[int, Floats]:
-        """The first interval that a window has a part of, and the lengths of these parts."""
+        """Return the first interval that a window has a part of, and the lengths of these parts."""
         start_s, end_s = self._s(start_ns), self._s(end_ns + _WIDER_NS)
         first = int(np.searchsorted(self._edges, start_s, side="right")) - 1
         last = int(np.searchsorted(self._edges, end_s, side="left"))
@@ -185,7 +185,7 @@ class _Relaxation:
 
 
 def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, list[float]]:
-    """The bound, and x of each request."""
+    """Return the bound, and x of each request."""
     counts_requests = bool(np.all(relaxation.gains == 1.0))
     solution = solve_relaxed(relaxation.program)
     bound = _rounded(solution.bound) if counts_requests else solution.bound
@@ -198,3 +198,70 @@ def _bound_cluster(relaxation: _Relaxation, is_searched: bool) -> tuple[float, l
 
 def _rounded(bound: float) -> float:
     return float(floor(bound + _TOLERANCE))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Units of work of one stage: its steps, or all of it. `speeds` say how long a unit takes, by degree."""
+
+    stage: str
+    units: int
+    speeds: tuple[Speed, ...]
+
+    @property
+    def shortest_ns(self) -> int:
+        return self.units * min(speed.step_ns for speed in self.speeds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A request with a deadline, as its pieces."""
+
+    request: Request
+    deadline_ns: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def arrival_ns(self) -> int:
+        return self.request.arrival_ns
+
+    @property
+    def slack_ns(self) -> int:
+        """The time that is left if it has all devices to itself; below 0 if it cannot be on time."""
+        return self.deadline_ns - self.arrival_ns - sum(piece.shortest_ns for piece in self.pieces)
+
+    def windows(self) -> Iterable[tuple[Piece, int, int]]:
+        """Yield each piece with the earliest time it can begin and the latest it may end if the request is on time."""
+        start_ns = self.arrival_ns
+        slack_ns = self.slack_ns
+        for piece in self.pieces:
+            end_ns = start_ns + piece.shortest_ns
+            yield piece, start_ns, end_ns + slack_ns
+            start_ns = end_ns
+
+
+def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int) -> list[Due]:
+    """Return the requests that have a deadline, in the order given, as their pieces.
+
+    Steps run at every degree up to `max_degree` that the request may have, other stages on one device. Pieces that
+    cost nothing are left out, and so are previews, which only add to the time of a request. Raises UnknownCost.
+    """
+    known: dict[object, tuple[Piece, ...]] = {}
+    found = []
+    for one in requests:
+        if one.deadline_ns is None:
+            continue
+        key = one.pipeline, one.shape, one.steps, one.guided, one.exact, one.loras
+        if key not in known:
+            known[key] = tuple(_pieces(one, costs, max_degree))
+        found.append(Due(request=one, deadline_ns=one.deadline_ns, pieces=known[key]))
+    return found
+
+
+def _pieces(request: Request, costs: TableCosts, max_degree: int) -> Iterable[Piece]:
+    for stage, units in costs.start(request).pieces:
+        known = step_degrees(request, costs) if stage.has_steps else (1,)
+        degrees = [degree for degree in known if degree <= max_degree] or [max_degree]  # Raises UnknownCost below.
+        units_ns = [costs.run_ns(stage, (request.shape,), degree, 1, request.guided) for degree in degrees]
+        if all(units_ns):
+            yield Piece(stage.name, units, tuple(map(Speed, degrees, units_ns)))

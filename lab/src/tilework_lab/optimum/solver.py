@@ -1,4 +1,4 @@
-"""HiGHS behind a small door: linear programs, with whole numbers or without."""
+"""HiGHS behind a small interface: linear programs, with whole numbers or without. It prints nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tilework_lab.optimum.highs import silent_solver
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +32,8 @@ class Program:
     values: Floats
 
     def bound(self, prices: Floats) -> float:
-        """At least the optimum, whatever the prices of the rows are, as long as none is below 0 (weak duality).
+        """Return a bound that is at least the optimum for any prices of the rows, as long as none is below 0 (weak
+        duality).
 
         What a solver calls optimal is so up to its tolerances; this holds up to the rounding of a sum. At the optimal
         prices it is the optimum.
@@ -55,7 +54,7 @@ class Builder:
     num_rows: int = 0
 
     def add_columns(self, upper: Any, gains: Any = 0.0) -> Ints:
-        """One column for each entry of `upper`; `gains` is one number, or one for each. Returns their indices."""
+        """Add one column for each entry of `upper`; `gains` is one number, or one for each. Return their indices."""
         indices = np.arange(self.num_columns, self.num_columns + len(upper))
         self.num_columns += len(upper)
         self._upper.append(upper)
@@ -63,7 +62,7 @@ class Builder:
         return indices
 
     def add_rows(self, limits: Any) -> Ints:
-        """One row, as yet empty, for each limit; returns their indices."""
+        """Add one empty row for each limit; return their indices."""
         indices = np.arange(self.num_rows, self.num_rows + len(limits))
         self.num_rows += len(limits)
         self._limits.append(limits)
@@ -73,7 +72,7 @@ class Builder:
         return int(self.add_rows([limit])[0])
 
     def put(self, rows: Any, columns: Any, values: Any) -> None:
-        """Entries of the matrix; each argument is a number or an array, and they are stretched to the same length."""
+        """Set entries of the matrix; each argument is a number or an array, stretched to the same length."""
         size = max((len(one) for one in (rows, columns, values) if np.ndim(one)), default=1)
         rows, columns, values = (one if np.ndim(one) else np.full(size, one) for one in (rows, columns, values))
         self._entries.append((rows, columns, values))
@@ -128,14 +127,15 @@ def _run(program: Program, options: Mapping[str, float], whole: Ints | None = No
     solver = silent_solver(options)
     solver.passModel(_model(program, whole))
     solver.run()
-    status, statuses = solver.getModelStatus(), highspy.HighsModelStatus
+    status = solver.getModelStatus()
+    statuses = highspy.HighsModelStatus
     if status not in (statuses.kOptimal, statuses.kSolutionLimit):
         raise Unsolved(f"HiGHS ends with {solver.modelStatusToString(status)}")
     return solver, status == statuses.kOptimal
 
 
 def _model(program: Program, whole: Ints | None) -> Any:
-    """The program as a minimisation, row by row."""
+    """Return the program as a minimisation, row by row."""
     import highspy
 
     order = np.lexsort((program.columns, program.rows))
@@ -156,3 +156,22 @@ def _model(program: Program, whole: Ints | None) -> Any:
             types[column] = highspy.HighsVarType.kInteger
         model.integrality_ = types
     return model
+
+
+def silent_solver(options: Mapping[str, float]) -> Any:
+    """Return a solver with these options, on one thread and without a limit of time: the same program, the same
+    solution.
+    """
+    import highspy  # Not above: each start of `tilework` imports the commands, and few of them solve.
+
+    class Silent(highspy.Highs):  # type: ignore[misc, name-defined, unused-ignore]
+        """Highs without the banner that it prints once made: when callbacks are enabled, before any option is set."""
+
+        def enableCallbacks(self) -> None:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()  # type: ignore[no-untyped-call, unused-ignore]
+
+    solver = Silent()  # type: ignore[no-untyped-call, unused-ignore]
+    for option, value in ({"output_flag": False, "threads": 1, "random_seed": 0} | dict(options)).items():
+        solver.setOptionValue(option, value)
+    return solver

@@ -9,7 +9,7 @@ from typing import Any
 from tilework.policy.published.tridentserve.layout import Pool
 from tilework.policy.published.tridentserve.program import Capacities, PoolOption, solve_quickly
 from tilework.policy.toolkit.knapsack import Option
-from tilework_lab.optimum.highs import silent_solver
+from tilework_lab.optimum.solver import silent_solver
 
 MAX_NODES = 1000
 

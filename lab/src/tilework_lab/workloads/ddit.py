@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.request import Shape
 from tilework.core.shares import dealt
-from tilework.sim.workloads.family import Item, RatedFamily, steps_of, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, parameter, steps_of, stream, table_of
 
 SHAPES = (Shape(144, 256, 51), Shape(240, 426, 51), Shape(360, 640, 51))
 MIXES = ("1:1:1", "2:1:1", "1:2:1", "1:1:2", "4:1:1", "1:4:1", "1:1:4", "2:2:1", "2:1:2", "1:2:2")
@@ -32,7 +31,7 @@ class DDiT(RatedFamily):
     num_devices: ClassVar[int] = 8
 
     rate_per_s: float = parameter(0.5, "Requests per second on average; the paper has 0.25 to 1.", above=0)
-    num_requests: int = parameter(200, "How many requests.", least=1)
+    num_requests: int = parameter(200, "Number of requests.", least=1)
     mix: str = parameter("1:1:1", "144p to 240p to 360p.", choices=MIXES)
     deadlines: bool = parameter(False, "Whether requests have those of the cost table.")
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import fastest_latency_ns
-from tilework.sim.workloads.family import Item, costs_of, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, costs_of, parameter, stream
 from tilework_lab.workloads.tetriserve import TetriServe
 
 
@@ -28,7 +27,7 @@ class Flood(TetriServe):
     about: ClassVar[str] = "few deadlines in a flood of best effort"
 
     rate_per_s: float = parameter(1.5, "Requests per second on average.", above=0)
-    urgent: float = parameter(0.1, "The share of requests with a deadline.", least=0, most=1)
+    urgent: float = parameter(0.1, "Share of requests with a deadline.", least=0, most=1)
     slo_factor: float | None = parameter(
         None, "Deadline over the latency at the fastest degree, instead of TetriServe's.", type_=float, above=0
     )

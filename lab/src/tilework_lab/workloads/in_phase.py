@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, numbered, request_of, scaled, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Family, numbered, parameter, request_of, scaled, stream, table_of
 from tilework_lab.workloads.tetriserve import SIDES, square
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPhase(Family):
-    """Bursts of TetriServe's pictures, a whole number of rounds apart, each `offset_s` after a round's beginning.
+    """Bursts of TetriServe's images, a whole number of rounds apart, each `offset_s` after a round's beginning.
 
     A policy that decides at fixed times makes each of these requests wait for nearly a whole round. All of it is ours.
     """
@@ -24,14 +23,15 @@ class InPhase(Family):
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
-    round_s: float = parameter(1.0, "The length of a round.", above=0)
+    round_s: float = parameter(1.0, "Length of a round, in seconds.", above=0)
     rounds: int = parameter(12, "From one burst to the next.", least=1)
-    offset_s: float = parameter(0.001, "How long after the beginning of a round.", least=0)
-    bursts: int = parameter(30, "How many bursts.", least=1)
+    offset_s: float = parameter(0.001, "Seconds after the beginning of a round.", least=0)
+    bursts: int = parameter(30, "Number of bursts.", least=1)
     size: int = parameter(4, "Requests per burst; their sizes are drawn.", least=1)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        rng, slos_s = stream(seed, "items"), table_of(self.table).slo_s
+        rng = stream(seed, "items")
+        slos_s = table_of(self.table).slo_s
         made = []
         for burst in range(self.bursts):
             at_s = burst * self.rounds * self.round_s + self.offset_s

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, numbered, request_of, scaled, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Family, numbered, parameter, request_of, scaled, stream
 from tilework_lab.workloads.tetriserve import square
 
 
@@ -21,19 +20,20 @@ class Ladder(Family):
 
     name: ClassVar[str] = "ladder"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "each picture more urgent than all before it"
+    about: ClassVar[str] = "each image more urgent than all before it"
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
-    runs: int = parameter(20, "How many runs.", least=1)
+    runs: int = parameter(20, "Number of runs.", least=1)
     length: int = parameter(12, "Requests per run.", least=1)
-    period_s: float = parameter(12.0, "From one run to the next.", above=0)
+    period_s: float = parameter(12.0, "Seconds from one run to the next.", above=0)
     gap_s: float = parameter(0.2, "Between the requests of a run, on average.", above=0)
     rung_s: float = parameter(0.3, "Between their deadlines.", least=0)
-    last_s: float = parameter(3.0, "The deadline of the last.", above=0)
+    last_s: float = parameter(3.0, "Deadline of the last, in seconds.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        rng, item = stream(seed, "arrivals"), square(1024)
+        rng = stream(seed, "arrivals")
+        item = square(1024)
         made = []
         for run in range(self.runs):
             gaps_s = [rng.uniform(0.5, 1.5) * self.gap_s for _ in range(self.length)]

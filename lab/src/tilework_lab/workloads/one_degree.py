@@ -8,14 +8,13 @@ from typing import ClassVar
 
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns, useful_degrees
-from tilework.sim.workloads.family import Item, costs_of, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, costs_of, parameter, stream
 from tilework_lab.workloads.tetriserve import TetriServe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneDegree(TetriServe):
-    """TetriServe's pictures, each with a deadline that one degree just meets if it starts almost at once.
+    """TetriServe's images, each with a deadline that one degree just meets if it starts almost at once.
 
     The degree is drawn among those that are faster than all narrower ones; the deadline is its latency plus `margin`.
     A narrower degree is late; a wider one wastes devices that the next request needs. All of it is ours.
@@ -29,7 +28,8 @@ class OneDegree(TetriServe):
     margin: float = parameter(0.08, "Time to spare, as a share of the latency at that degree.", above=0, most=10)
 
     def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:
-        rng, costs = stream(seed, "deadlines"), costs_of(self.table)
+        rng = stream(seed, "deadlines")
+        costs = costs_of(self.table)
         for item in items:
             (stage,) = costs.graph(item.pipeline).stepped
             degree = rng.choice(useful_degrees(costs, stage, item.shape))

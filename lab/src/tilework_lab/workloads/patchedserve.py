@@ -1,4 +1,4 @@
-"""PatchedServe's workloads: many small pictures with loose deadlines, which gain from batches."""
+"""PatchedServe's workloads: many small images with loose deadlines, which gain from batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.request import Shape
 from tilework.core.shares import dealt
-from tilework.sim.workloads.family import Item, RatedFamily, steps_of, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, parameter, steps_of, stream, table_of
 
 SIDES = {"low": 512, "medium": 768, "high": 1024}
 
@@ -21,7 +20,7 @@ class PatchedServe(RatedFamily):
     `equal` has equally many of each size; under `low`, `medium` and `high` that size is half of the requests. The
     default rate is that of its workflow study on 8 H100.
 
-    Ours: the number of requests; and `skipped`, for systems that begin a picture from a stored step of a similar
+    Ours: the number of requests; and `skipped`, for systems that begin an image from a stored step of a similar
     one (NIRVANA saves 21% of its steps so): how many steps a request skips is drawn evenly from none to twice
     that share. Deadlines stay.
     """
@@ -30,12 +29,13 @@ class PatchedServe(RatedFamily):
     source: ClassVar[str] = "PatchedServe §8"
     num_devices: ClassVar[int] = 8
 
-    num_requests: int = parameter(1000, "How many requests.", least=1)
+    num_requests: int = parameter(1000, "Number of requests.", least=1)
     mix: str = parameter("equal", "Equal shares, or the size that has half.", choices=("equal", *SIDES))
     skipped: float = parameter(0.0, "Share of the steps that are skipped, on average.", least=0, most=0.45)
 
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
-        steps, rng = steps_of(self.table), stream(seed, "skipped")
+        steps = steps_of(self.table)
+        rng = stream(seed, "skipped")
         shares = {
             Item(self.pipeline, Shape(side, side), steps): 2.0 if name == self.mix else 1.0
             for name, side in SIDES.items()
@@ -53,7 +53,7 @@ class PatchedServeSd3(PatchedServe):
     """Stable Diffusion 3: 3.2 per second."""
 
     name: ClassVar[str] = "patchedserve-sd3"
-    about: ClassVar[str] = "pictures of three sizes with loose deadlines"
+    about: ClassVar[str] = "images of three sizes with loose deadlines"
     table: ClassVar[str] = "sd3_h100"
     pipeline: ClassVar[str] = "sd3"
 

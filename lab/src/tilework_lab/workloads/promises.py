@@ -8,14 +8,13 @@ from typing import ClassVar
 
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import fastest_latency_ns
-from tilework.sim.workloads.family import Item, costs_of, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, costs_of, parameter, stream
 from tilework_lab.workloads.tetriserve import TetriServe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises(TetriServe):
-    """TetriServe's pictures with deadlines that are drawn evenly from `least` to `most` times the best latency.
+    """TetriServe's images with deadlines that are drawn evenly from `least` to `most` times the best latency.
 
     A share of them has no deadline. The costs are those of TetriServe, `speed` times as fast, as if the model were
     compiled; with `last`, a decode takes as long as that number of steps on one device. All requests are best effort:
@@ -27,13 +26,13 @@ class Promises(TetriServe):
     about: ClassVar[str] = "deadlines from tight to loose, for compare --promises"
 
     rate_per_s: float = parameter(0.7, "Requests per second on average.", above=0)
-    num_requests: int = parameter(250, "How many requests.", least=1)
+    num_requests: int = parameter(250, "Number of requests.", least=1)
     steps: int = parameter(28, "Denoising steps.", least=1)
-    speed: float = parameter(1.5, "How many times as fast the devices are.", above=0)
+    speed: float = parameter(1.5, "Speed of the devices, as a multiple of the table's.", above=0)
     last: float = parameter(0.0, "Time of the decode, in steps.", least=0)
     least: float = parameter(1.4, "Shortest deadline over the best latency.", above=0)
     most: float = parameter(4.5, "Longest deadline over the best latency.", above=0)
-    no_deadline: float = parameter(0.1, "The share of requests without a deadline.", least=0, most=1)
+    no_deadline: float = parameter(0.1, "Share of requests without a deadline.", least=0, most=1)
 
     def __post_init__(self) -> None:
         TetriServe.__post_init__(self)  # Dataclasses with slots know no super().

@@ -1,4 +1,4 @@
-"""TetriServe's workload: pictures of four sizes with tight deadlines on one node."""
+"""TetriServe's workload: images of four sizes with tight deadlines on one node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from tilework.core.request import Shape
 from tilework.core.shares import dealt, skewed
-from tilework.sim.workloads.family import Item, RatedFamily, stream, table_of
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Item, RatedFamily, parameter, stream, table_of
 
 SIDES = (256, 512, 1024, 2048)
 PIPELINE = "flux.1-dev"
@@ -33,12 +32,12 @@ class TetriServe(RatedFamily):
 
     name: ClassVar[str] = "tetriserve"
     source: ClassVar[str] = "TetriServe §6.1, §6.4"
-    about: ClassVar[str] = "pictures of four sizes with tight deadlines by size"
+    about: ClassVar[str] = "images of four sizes with tight deadlines by size"
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
     rate_per_s: float = parameter(0.2, "Requests per second on average; the paper has 0.1 to 0.3.", above=0)
-    mix: str = parameter("uniform", "Which sizes.", choices=("uniform", "skewed", *map(str, SIDES)))
+    mix: str = parameter("uniform", "Mix of sizes.", choices=("uniform", "skewed", *map(str, SIDES)))
     alpha: float = parameter(1.0, "With mix=skewed: how much more often large sizes come.", least=-10, most=10)
     steps: int = parameter(STEPS, "Denoising steps.", least=1)
 

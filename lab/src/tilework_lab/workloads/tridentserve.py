@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilework.sim.workloads.family import parameter
 from tilework.sim.workloads.mixes import TableMixes
-from tilework.sim.workloads.parameters import parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class TridentServe(TableMixes):
 
     source: ClassVar[str] = "TridentServe §8.1, D.1"
 
-    arrivals: str = parameter("constant", "How they come.", choices=("poisson", "constant", "bursts"))
+    arrivals: str = parameter("constant", "Arrival process.", choices=("poisson", "constant", "bursts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class TridentServeSd3(TridentServe):
     """Stable Diffusion 3 Medium: 20 per second, 20 steps, five sizes from 128 to 1536 px."""
 
     name: ClassVar[str] = "tridentserve-sd3"
-    about: ClassVar[str] = "pictures from 128 to 1536 px: steady, changing or over a day"
+    about: ClassVar[str] = "images from 128 to 1536 px: steady, changing or over a day"
     table: ClassVar[str] = "sd3medium_l20"
 
     rate_per_s: float = parameter(20.0, "Requests per second on average.", above=0)
@@ -42,7 +42,7 @@ class TridentServeFlux(TridentServe):
     """FLUX.1: 1.5 per second, 4 steps, seven sizes from 128 to 4096 px."""
 
     name: ClassVar[str] = "tridentserve-flux"
-    about: ClassVar[str] = "pictures from 128 to 4096 px: steady, changing or over a day"
+    about: ClassVar[str] = "images from 128 to 4096 px: steady, changing or over a day"
     table: ClassVar[str] = "flux1_l20"
 
     rate_per_s: float = parameter(1.5, "Requests per second on average.", above=0)

@@ -8,8 +8,7 @@ from typing import ClassVar
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, costs_of, numbered, request_of, scaled, stream
-from tilework.sim.workloads.parameters import parameter
+from tilework.sim.workloads.family import Family, costs_of, numbered, parameter, request_of, scaled, stream
 from tilework_lab.workloads.tetriserve import square
 
 WIDEST = 8
@@ -27,18 +26,19 @@ class WideAfterNarrow(Family):
 
     name: ClassVar[str] = "wide-after-narrow"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "a wide urgent picture right after long narrow ones"
+    about: ClassVar[str] = "a wide urgent image right after long narrow ones"
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
-    cycles: int = parameter(20, "How many times.", least=1)
-    period_s: float = parameter(20.0, "From one cycle to the next.", above=0)
+    cycles: int = parameter(20, "Number of cycles.", least=1)
+    period_s: float = parameter(20.0, "Seconds from one cycle to the next.", above=0)
     narrow: int = parameter(8, "Narrow requests per cycle.", least=0)
-    delay_s: float = parameter(1.0, "The wide one arrives at most this long after them.", least=0)
+    delay_s: float = parameter(1.0, "Most seconds between them and the wide one.", least=0)
     margin: float = parameter(0.15, "Time to spare, as a share of the wide one's fastest latency.", above=0)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        rng, costs = stream(seed, "arrivals"), costs_of(self.table)
+        rng = stream(seed, "arrivals")
+        costs = costs_of(self.table)
         narrow, wide = square(1024, steps=40), square(2048)
         narrow_s = 2 * s_from_ns(latency_ns(costs, *narrow, 1))
         wide_s = (1 + self.margin) * s_from_ns(latency_ns(costs, *wide, WIDEST))

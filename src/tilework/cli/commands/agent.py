@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tilework.cli.agents.user_token import user_token
 from tilework.cli.console import UserError, console, require_serve_extra, user_errors
-from tilework.cli.nodes import told_token
+from tilework.cli.nodes import told_token, user_token
 from tilework.cli.options.common import examples
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName, ServerLog
 from tilework.cli.options.nodes import parse_address
@@ -32,7 +31,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="HOST:PORT[,HOST:PORT]",
-            help="Where the server listens for agents (serve --agents); with a standby, where that will.",
+            help="Address on which the server listens for agents (serve --agents); with a standby, also the standby's.",
         ),
     ] = None,
     registry: Annotated[
@@ -40,7 +39,7 @@ def command(
         typer.Option(
             metavar="etcd://HOST:PORT[,HOST:PORT]",
             envvar="TILEWORK_REGISTRY",
-            help="Instead of HOST:PORT: work for the servers of this registry, each time for the one that its node "
+            help="Instead of HOST:PORT: work for the servers of this registry, always for the one that its node "
             "manager names.",
         ),
     ] = None,
@@ -49,8 +48,8 @@ def command(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="How long workers and the states of requests are kept when the server is gone, until it or another "
-            "one is there.",
+            help="Seconds that an agent keeps workers and states of requests when the server is gone, until a server "
+            "is there again.",
         ),
     ] = 60.0,
     log_level: LogLevelName = LogLevel.WARNING,
@@ -86,7 +85,9 @@ async def _serve(server: str | None, registry: Registry | None, server_wait_s: f
     from tilework.runtime.nodes.agent import Servers, default_name, serve_node
     from tilework.server.reload import Terminal
 
-    loop, name, leaving = asyncio.get_running_loop(), default_name(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    name = default_name()
+    leaving = asyncio.Event()
     known = told_token() or user_token()
 
     async def serve(addresses: str, leaving: asyncio.Event) -> None:

@@ -16,13 +16,13 @@ EXAMPLE = examples("tilework classes", 'tilework classes --kind "image to video"
 
 
 def command(
-    kind: Annotated[str | None, typer.Option(help="This kind alone, such as edit, modular or apart.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Show this kind alone, such as edit, modular or apart.")] = None,
     json: AsJson = False,
 ) -> None:
     """Show which classes of the installed diffusers are served exactly, by kind, and why each other one is not.
 
-    Exact are those that the tests of this version of tilework found to give the stock pipeline's pictures bit for bit,
-    with the version of diffusers that is named. Classes `apart` make no pictures or clips, or parts of them, or are
+    A class is exact if the tests of this version of tilework found that it gives the stock pipeline's images bit for
+    bit, with the version of diffusers that is named. Classes `apart` make no images or clips, or parts of them, or are
     deprecated. The score counts text to image, edit, text to video and image to video. See docs/models.md.
     """
     require_serve_extra()

@@ -44,14 +44,14 @@ EXPORT_EXAMPLE = examples("tilework cost export shapes.json --model shapes")
 _MOST_NAMES = 6
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]
-ModelName = Annotated[str | None, typer.Option(help="Of what was measured here, this model's; default: the latest.")]
+ModelName = Annotated[str | None, typer.Option(help="Model among those measured here; default: the latest.")]
 
 
 @app.command("show", epilog=SHOW_EXAMPLE)
 def show(
     table: TableName = None,
     model: ModelName = None,
-    size: Annotated[str | None, typer.Option(help="What this size costs, such as 1024x768.")] = None,
+    size: Annotated[str | None, typer.Option(help="Show the costs of this size, such as 1024x768.")] = None,
     profiles: ProfilesFile = None,
     json: AsJson = False,
 ) -> None:
@@ -107,7 +107,9 @@ def list_(profiles: ProfilesFile = None, json: AsJson = False) -> None:
 
 
 def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTable:
-    """The table of this name or file, else the best that was measured of a model, under its latest circumstances."""
+    """Return the table of this name or file, else the best that was measured of a model, under its latest
+    circumstances.
+    """
     if place is not None:
         if model is not None:
             raise UserError("give a table or --model, not both")
@@ -125,14 +127,15 @@ def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTa
 
 
 def _names(entry: Profile) -> tuple[str, ...]:
-    """What a user may call the model of a profile: its identity with or without the digest."""
+    """Return the names of a profile's model: its identity with and without the digest."""
     return entry.key.model, entry.key.name
 
 
 def _predict(table: CostTable, shape: Shape) -> tuple[list[CostRow], list[str]]:
-    """What single requests of this shape cost by the table, and how each figure is known."""
+    """Return what single requests of this shape cost by the table, and how each figure is known."""
     costs = TableCosts(table)
-    rows, origins = [], {}
+    rows = []
+    origins = {}
     known = {table.graph(row.pipeline).stage(row.stage) for row in table.rows}
     pipelines = sorted(table.pipelines)
     for stage in [stage for one in pipelines for stage in table.graph(one).stages if stage in known]:
@@ -195,7 +198,8 @@ def _measured_table(entries: tuple[Profile, ...], store: Profiles) -> Table:
     for heading in ("model", "sizes", "at (UTC)"):
         table.add_column(heading, overflow="fold", no_wrap=heading != "model")
     for entry in map(_entry, entries):
-        sizes, degrees = entry["sizes"], ", ".join(map(str, entry["degrees"]))
+        sizes = entry["sizes"]
+        degrees = ", ".join(map(str, entry["degrees"]))
         span = sizes[0] if len(sizes) == 1 else f"{len(sizes)}: {sizes[0]} to {sizes[-1]}"
         place = f"{entry['workers']} x {entry['hardware']}, {entry['dtype']}, {entry['origin']}"
         table.add_row(f"{entry['model']}\n{place}", f"{span}\ndegrees {degrees}", entry["created"][:10])

@@ -1,4 +1,4 @@
-"""`tilework cost memory`: what a model takes of a device's memory, before anything is loaded."""
+"""`tilework cost memory`: plans the device memory of a model before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from rich.table import Table
 
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import parse_size
-from tilework.cli.options.common import AsJson, Offload, Quantize, VaeTiling, examples
+from tilework.cli.options.common import AsJson, Offload, Quantize, VaeTiling, examples, parse_bytes
 from tilework.cli.options.serve import CacheMemory, StatesMemory
-from tilework.cli.sizes import parse_bytes
 from tilework.core.model import DTYPES, OFFLOADS, ModelSource
 from tilework.core.request import Shape
 from tilework.pipelines.fits.beside import Beside
@@ -34,7 +33,7 @@ def command(
             "--gpu-memory",
             parser=parse_bytes,
             metavar="SIZE",
-            help="What a device has free, as in 24GB: plan all of it.",
+            help="Free memory of a device, as in 24GB: plan all of it.",
         ),
     ] = None,
     sizes: Annotated[
@@ -52,9 +51,9 @@ def command(
     cache_memory: CacheMemory = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a model takes of a device's memory: what goes where, what is left, and what would fit.
+    """Plan the device memory of a model: what goes where, what is left, and what would fit.
 
-    Without --gpu-memory: what the decode of a clip takes beside the weights, as a whole and in tiles. All is planned
+    Without --gpu-memory: what the decode of a clip takes beside the weights, as a whole and in tiles. The plan comes
     from the shapes of tensors; see docs/profiling.md. The exit status is 1 if a plan does not fit.
     """
     require_serve_extra()
@@ -85,8 +84,7 @@ def command(
 
 def _show_plans(source: ModelSource, memory_bytes: int, beside: Beside, shapes: Sequence[Shape], json: bool) -> bool:
     """Print a plan for each size, and say whether all fit."""
-    from tilework.cli.memory_plan import refusal
-    from tilework.cli.views.memory_plan import plan_json, plan_lines
+    from tilework.cli.memory_plan import plan_json, plan_lines, refusal
     from tilework.pipelines.fits.plan import Planner
 
     planner = Planner.of(source.path)

@@ -1,4 +1,4 @@
-"""`tilework explain`: why a request was served as it was."""
+"""`tilework explain`: shows why a request was served as it was."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ import typer
 from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.logs import is_log, load_history
 from tilework.cli.options.common import AsJson, examples
-from tilework.cli.views.explanation import request_document, summary_document
-from tilework.cli.views.explanation_text import print_decisions, print_line, print_request, print_summary
-from tilework.cli.views.request_names import RequestNames, call_of
+from tilework.cli.views.explanation import (
+    RequestNames,
+    call_of,
+    print_decisions,
+    print_line,
+    print_request,
+    print_summary,
+    request_document,
+    summary_document,
+)
 from tilework.control.history import PastRequest
 
 EXAMPLE = examples(
@@ -72,7 +79,7 @@ def command(
 
 
 def _print_requests(documents: list[dict[str, Any]], names: RequestNames, json: bool) -> None:
-    """One request as it is; several of a call under the call's name."""
+    """Print one request as it is, and several of a call under the call's name."""
     if json:
         print_json(documents[0] if len(documents) == 1 else {"uid": call_of(documents[0]["uid"]), "images": documents})
         return
@@ -83,11 +90,12 @@ def _print_requests(documents: list[dict[str, Any]], names: RequestNames, json: 
 
 
 def _find(names: RequestNames, name: str, log: Path) -> list[PastRequest]:
-    """The request or the images of the call that this name means, see `RequestNames.named`. Raises UserError."""
+    """Return the request or the images of the call that this name means, see `RequestNames.named`. Raises UserError."""
     if found := names.named(name):
         return found
     if begun := names.begun(name):
-        shown, more = ", ".join(map(names.short, begun[:_NAMED])), ", ..." if len(begun) > _NAMED else ""
+        shown = ", ".join(map(names.short, begun[:_NAMED]))
+        more = ", ..." if len(begun) > _NAMED else ""
         raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {shown}{more}")
     near = get_close_matches(name, names.begun(""), n=_NAMED, cutoff=0.5)
     shown = ", ".join(map(names.short, near))
@@ -96,7 +104,7 @@ def _find(names: RequestNames, name: str, log: Path) -> list[PastRequest]:
 
 
 def _ask(url: str, uid: str, api_key: str | None) -> dict[str, Any]:
-    """What the server at `url` says of a request. Raises UserError."""
+    """Ask the server at `url` about a request. Raises UserError."""
     address = f"{url.rstrip('/').removesuffix('/v1')}/v1/requests/{quote(uid, safe='')}/decisions"
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
@@ -112,7 +120,7 @@ def _ask(url: str, uid: str, api_key: str | None) -> dict[str, Any]:
 
 
 def _message(answer: httpx.Response) -> str:
-    """The message of an OpenAI-style error, or the beginning of the answer."""
+    """Return the message of an OpenAI-style error, or the beginning of the answer."""
     document = _decoded(answer)
     error = document.get("error") if isinstance(document, dict) else None
     message = error.get("message") if isinstance(error, dict) else None

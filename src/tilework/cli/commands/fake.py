@@ -30,25 +30,25 @@ _MEMORY = Path("/dev/shm")
 
 
 def command(
-    model: Annotated[str | None, typer.Argument(help="Such as FLUX.1-dev; without it the models are listed.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Model, such as FLUX.1-dev; without it, list the models.")] = None,
     directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="An empty or new directory.")] = None,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}.")] = _DTYPES[0],
     in_memory: Annotated[
         bool, typer.Option("--in-memory", help=f"Write {_MEMORY}/tilework-MODEL, so that loading waits for no disk.")
     ] = False,
     device: Annotated[
-        str, typer.Option(help="cpu, cuda or auto: where the weights are made; auto is cuda if there is one.")
+        str, typer.Option(help="Device that makes the weights: cpu, cuda, or auto (cuda if there is one).")
     ] = _DEVICES[0],
     empty: Annotated[
-        bool, typer.Option("--empty", help="Weights are zeros that take no room on disk; enough for plans of memory.")
+        bool, typer.Option("--empty", help="Write zeros that take no room on disk; enough for plans of memory.")
     ] = False,
     json: AsJson = False,
 ) -> None:
     """Make a model folder of real size with random weights, to measure time and memory without a download.
 
     The configurations are those of the named model, so that steps and loads take as long and as much memory as its
-    own. It draws noise. Tokenizers make a token of each byte: prompts are longer than with the model's own.
-    What lies in memory stays there until the folder is removed.
+    own. The model draws noise. Tokenizers make a token of each byte: prompts are longer than with the model's own.
+    A folder in memory stays there until you remove it.
     """
     require_serve_extra()
     with console.status("importing diffusers"):
@@ -77,7 +77,7 @@ def command(
 
 
 def _in_memory(model: str) -> Path:
-    """The folder for a model in shared memory. Raises UserError if another user has made it first."""
+    """Return the folder for a model in shared memory. Raises UserError if another user has made it first."""
     try:
         return make_own_folder(_MEMORY / f"tilework-{model}")
     except (NotOwn, OSError) as error:

@@ -1,28 +1,29 @@
-"""`tilework fuzz`: look for violations of the invariants in simulated scenarios, from seeds."""
+"""`tilework fuzz`: looks for violations of the invariants in simulated scenarios, from seeds."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 import tilework
 from tilework.cli.console import UserError, console, out, print_json, progress, user_errors
 from tilework.cli.options.common import AsJson, Processes, examples
-from tilework.cli.views.fuzz import Tally, print_faults, print_many, print_tally
 from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.server.text import counted
-from tilework.sim.faults import BadFault, parse_faults
-from tilework.sim.fuzz import Choice, run_scenario, run_seeds, shrink
+from tilework.sim.faults import FAULTS, BadFault, parse_faults
+from tilework.sim.fuzz import Choice, ScenarioResult, run_scenario, run_seeds, shrink
 from tilework.sim.scenarios.scenario import Scenario
 
 EXAMPLE = examples(
@@ -36,21 +37,22 @@ Faultless = Annotated[
     bool,
     typer.Option(
         "--faultless",
-        help="Scenarios in which nothing goes wrong and steps take 1 ms to 2 s: each promise must be kept.",
+        help="Run scenarios without faults whose steps take 1 ms to 2 s: each promise must be kept.",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What the options fix for every seed. `faults` is how they were typed."""
+    """Options that hold for every seed. `faults` keeps their text."""
 
     choice: Choice
     faults: tuple[str, ...]
 
     def replay(self, smaller: Scenario) -> str:
-        """The command that runs a scenario again."""
-        choice, whole = self.choice, self.choice.scenario(smaller.seed)
+        """Return the command that runs a scenario again."""
+        choice = self.choice
+        whole = self.choice.scenario(smaller.seed)
         words = ["tilework fuzz --seed", str(smaller.seed)]
         words += ["--faultless"] if choice.is_faultless else []
         words += [f"--policy {choice.policy}"] if choice.policy else []
@@ -67,8 +69,8 @@ class _Asked:
 
 def command(
     seeds: Annotated[int | None, typer.Option(min=1, help="Run this many seeds.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for so long.")] = None,
-    first: Annotated[int, typer.Option(min=0, help="The first of these seeds.")] = 0,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for this many minutes.")] = None,
+    first: Annotated[int, typer.Option(min=0, help="First of these seeds.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Run only this seed.")] = None,
     without: Annotated[str | None, typer.Option(help="With --seed: faults to leave out, separated by commas.")] = None,
     keep: Annotated[str | None, typer.Option(help="With --seed: the requests to keep, separated by commas.")] = None,
@@ -91,12 +93,12 @@ def command(
         bool | None,
         typer.Option(
             "--changes/--no-changes",
-            help="Whether models and LoRAs come and go; by default each seed chooses.",
+            help="Let models and LoRAs come and go, or not; by default each seed chooses.",
             show_default=False,
         ),
     ] = None,
     faultless: Faultless = False,
-    list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults, and do nothing else.")] = False,
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults and do nothing else.")] = False,
     processes: Processes = None,
     json: AsJson = False,
 ) -> None:
@@ -129,7 +131,7 @@ def command(
 
 
 def _chosen(choice: Choice, seed: int, without: str | None, keep: str | None, keep_changes: str | None) -> Scenario:
-    """The scenario of a seed without some faults, requests and changes of models. Raises UserError."""
+    """Return the scenario of a seed without some faults, requests and changes of models. Raises UserError."""
     one = choice.scenario(seed)
     for name in (without or "").split(",") if without else []:
         if name not in one.faults:
@@ -186,7 +188,8 @@ def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
 def _run_many(
     choice: Choice, first: int, seeds: int | None, minutes: float | None, num_processes: int, *, quiet: bool
 ) -> Tally:
-    tally, started_s = Tally(), time.monotonic()
+    tally = Tally()
+    started_s = time.monotonic()
 
     def wanted() -> Iterator[int]:
         for seed in count(first) if seeds is None else range(first, first + seeds):
@@ -212,3 +215,87 @@ def _report(tally: Tally, asked: _Asked, first: int, json: bool) -> None:
         print_json(tally.document([asked.replay(one) for one in shrunk]))
     else:
         print_many(tally, first, [(run_scenario(one), asked.replay(one)) for one in shrunk])
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """The verdicts so far, added up. `bad` has those with a violation."""
+
+    num_seeds: int = 0
+    num_events: int = 0
+    seconds: float = 0.0
+    fault_counts: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
+    num_promised: int = 0
+    num_kept: int = 0
+    bad: list[ScenarioResult] = field(default_factory=list)
+
+    def add(self, verdict: ScenarioResult) -> None:
+        self.num_seeds += 1
+        self.num_events += verdict.num_events
+        self.fault_counts.update(verdict.fault_counts)
+        self.endings.update(verdict.endings)
+        self.num_promised += verdict.num_promised
+        self.num_kept += verdict.num_kept
+        if verdict.violation:
+            self.bad.append(verdict)
+
+    def document(self, commands: list[str]) -> dict[str, Any]:
+        """Return the tally as plain JSON, with the commands that run the violations again."""
+        return {
+            "simulated": True,
+            "seeds": self.num_seeds,
+            "events": self.num_events,
+            "seconds": round(self.seconds, 3),
+            "requests": self.endings,
+            "promises": {"accepted": self.num_promised, "kept": self.num_kept},
+            "faults": self.fault_counts,
+            "violations": [{"seed": bad.seed, "where": bad.where, "violation": bad.violation} for bad in self.bad],
+            "commands": commands,
+        }
+
+
+def print_tally(tally: Tally) -> None:
+    """List how requests ended, how many promises were kept, and how often each fault happened, a line each."""
+    for title, counts in (("requests", tally.endings), ("faults", tally.fault_counts)):
+        if counts:
+            listed = ", ".join(f"{number} {name}" for name, number in counts.most_common())
+            out.print(f"{title}: {listed}", soft_wrap=True)
+        if title == "requests" and tally.num_promised:
+            out.print(f"promises: {tally.num_kept} of {tally.num_promised} kept")
+
+
+def print_many(tally: Tally, first: int, failures: list[tuple[ScenarioResult, str]]) -> None:
+    """Print the result of many seeds; `failures` are violations made smaller, with the commands to run them."""
+    rate = f"{tally.num_events / max(tally.seconds, 1e-9):.0f} per second"
+    last = first + tally.num_seeds - 1
+    out.print(f"seeds {first} to {last}: {tally.num_events} events in {tally.seconds:.0f} s ({rate})")
+    print_tally(tally)
+    if not tally.bad:
+        out.print("No invariant was violated.")
+        return
+    out.print(f"[red]{len(tally.bad)} scenarios fail[/red]: {', '.join(str(bad.seed) for bad in tally.bad[:20])}")
+    for verdict, command in failures:
+        out.print(f"{verdict.where}: {verdict.violation}", markup=False, soft_wrap=True)
+        out.print(f"  {command}", markup=False, soft_wrap=True)
+
+
+def print_faults(json: bool) -> None:
+    """Print the faults by name, with their meaning, unit and defaults."""
+    if json:
+        print_json(
+            {
+                name: {
+                    "text": fault.text,
+                    "per": fault.per,
+                    "size": fault.size,
+                    "default": [fault.probability, fault.usual_size],
+                }
+                for name, fault in FAULTS.items()
+            }
+        )
+        return
+    table = Table("fault", "what happens", "probability per", "size", "default")
+    for name, fault in FAULTS.items():
+        table.add_row(name, fault.text, fault.per, fault.size, f"{fault.probability:g}:{fault.usual_size:g}")
+    out.print(table)

@@ -1,4 +1,4 @@
-"""`tilework generate`: one picture or video, without a server."""
+"""`tilework generate`: draws one image or video without a server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilework.cli.console import UserError, out, print_json, progress, require_serve_extra
-from tilework.cli.devices import found_devices
-from tilework.cli.models import check_setup, checked_spec, loaded_family, model_source, options_of
-from tilework.cli.options.common import Adapter, AsJson, examples
+from tilework.cli.devices import check_setup, found_devices
+from tilework.cli.models import checked_spec, loaded_family, model_source, options_of
+from tilework.cli.options.common import Adapter, AsJson, SetupGroup, examples
 from tilework.cli.options.groups import grouped
-from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
 
@@ -30,7 +29,7 @@ FORMATS: dict[str, FileFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"
 
 @grouped
 def command(
-    prompt: Annotated[str, typer.Argument(help="What to draw.")],
+    prompt: Annotated[str, typer.Argument(help="Text that says what to draw.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File: png, jpg, webp, or mp4.")] = Path("out.png"),
     model: Annotated[
         str, typer.Option(help="shapes, shapes-motion, a diffusers directory, hub id, or workflow.")
@@ -40,16 +39,16 @@ def command(
     frames: Annotated[int | None, typer.Option(help="Frames of a clip; default: the model's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps; default: the model's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
-    negative: Annotated[str | None, typer.Option(help="What not to draw; default: none is given.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same picture; default: random.")] = None,
+    negative: Annotated[str | None, typer.Option(help="Text that says what not to draw; default: none.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; the same seed gives the same image. Default: random.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     *,
     setup: SetupGroup,
     json: AsJson = False,
 ) -> None:
-    """Draw one picture or video in this process: no server, and no network if the model is local.
+    """Draw one image or video in this process: no server, and no network if the model is local.
 
-    Of a clip a picture shows the first frame. A PNG says how it was made, as those of exact requests to a server do:
+    A file for an image gets the first frame of a clip. A PNG records how it was made, as PNGs of exact requests do:
     `tilework verify` makes it again.
     """
     require_serve_extra()
@@ -89,7 +88,7 @@ def command(
 def _generate(
     source: ModelSource, fields: dict[str, object], output: Path, output_format: FileFormat, quiet: bool
 ) -> tuple[float, Spec]:
-    """Load, draw and write; returns the seconds that drawing took, and what was drawn, in the size that came out."""
+    """Load, draw and write; return the seconds of drawing, and the spec in the size that came out."""
     family = loaded_family(source)
     spec = checked_spec(fields, family.info, is_video=output_format == "mp4")
     from tilework.pipelines.draw import draw

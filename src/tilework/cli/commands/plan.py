@@ -1,4 +1,4 @@
-"""`tilework plan`: how many devices to buy."""
+"""`tilework plan`: computes how many devices to buy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from tilework.cli.console import UserError, console, print_json, user_errors
-from tilework.cli.options import plan as options
 from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, Processes, SwitchMs, examples
 from tilework.cli.plan.answer import Answer, Extent, OnStep, answered
 from tilework.cli.plan.asked import Wanted, asked
@@ -18,9 +20,72 @@ from tilework.cli.plan.document import document_of
 from tilework.cli.plan.view import show
 from tilework.core.time import NS_PER_MS
 from tilework.cost.tabled import UnknownCost
+from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.growth import GrowthPoint, draw_growth
 from tilework.sim.config import SimConfig
 
+MOST = 1024
+SAMPLES = 8
+SAMPLE = 400
+
+Workload = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORKLOAD",
+        help="NAME of `workload list`, or NAME,key=value,... with its parameters (also rpm, rate, num); a file of "
+        "requests; or the event log of a live run, for its requests and measured costs.",
+    ),
+]
+Target = Annotated[float, typer.Option(help="Share of deadlines to keep, from 0.01 to 0.999.", show_default=True)]
+Hardware = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COST",
+        help="Cost table of a hardware that you may buy; repeatable. Default: the workload's own, or the log's "
+        "measurements.",
+    ),
+]
+Price = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COST=USD",
+        help="Price of one device of a hardware, per hour; repeatable. With all prices, the plan is the cheapest, also "
+        "of two kinds together.",
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(help=f"A name of docs/policies.md, or module:Class; default {DEFAULT_POLICY}, or the log's."),
+]
+Samples = Annotated[int, typer.Option(min=1, max=1000, help="Most samples of the traffic for one number of devices.")]
+Sample = Annotated[int, typer.Option(min=20, help="Number of deadlines in a sample; a short workload is one sample.")]
+Step = Annotated[
+    int | None,
+    typer.Option(min=1, help="Buy devices by this many; default: single ones on one node, then whole nodes."),
+]
+Most = Annotated[int, typer.Option(min=1, max=65536, help="Most devices of one hardware.")]
+WhatIfs = Annotated[
+    bool,
+    typer.Option("--what-if", help="Also: deadlines x 0.8 and 1.25, rate x 0.5, 1.5 and 2, heaviest size x 0.5 and 2."),
+]
+Stages = Annotated[
+    bool,
+    typer.Option("--stages", help="Also divide the devices among the stages: by OnePiece's Theorem 1, by simulation."),
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the share on time over the number of devices.")
+]
+ShowProgress = Annotated[
+    bool, typer.Option("--progress", help="Write a line of JSON to stderr after each simulation, for programs.")
+]
+Served = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICES,ON_TIME",
+        help="Number of devices that served a file's requests live, and number on time: the plan then says how far "
+        "simulation is from that.",
+    ),
+]
 EXAMPLE = examples(
     "tilework plan --workload tetriserve,rpm=18 --target 0.9 --plot plan.png",
     "tilework plan --workload requests.jsonl --hardware h100.json \\\n"
@@ -31,30 +96,30 @@ EXAMPLE = examples(
 
 
 def command(
-    workload: options.Workload = None,
-    target: options.Target = 0.95,
-    hardware: options.Hardware = None,
-    price: options.Price = None,
-    policy: options.Policy = None,
-    samples: options.Samples = options.SAMPLES,
-    sample: options.Sample = options.SAMPLE,
-    step: options.Step = None,
-    most: options.Most = options.MOST,
+    workload: Workload = None,
+    target: Target = 0.95,
+    hardware: Hardware = None,
+    price: Price = None,
+    policy: Policy = None,
+    samples: Samples = SAMPLES,
+    sample: Sample = SAMPLE,
+    step: Step = None,
+    most: Most = MOST,
     devices_per_node: DevicesPerNode = None,
-    what_if: options.WhatIfs = False,
-    stages: options.Stages = False,
+    what_if: WhatIfs = False,
+    stages: Stages = False,
     jitter: Jitter = 0.0,
     switch_ms: SwitchMs = 0.0,
     processes: Processes = None,
-    served: options.Served = None,
-    png: options.Plot = None,
+    served: Served = None,
+    png: Plot = None,
     json: AsJson = False,
-    show_progress: options.ShowProgress = False,
+    show_progress: ShowProgress = False,
 ) -> None:
     """Find the fewest devices, or the cheapest, that keep a share of the deadlines of a workload.
 
-    By simulation of the controller that serves. A number of devices is enough if the whole 95% interval of its share on
-    time is at the target or above. See docs/planning.md.
+    The command simulates the controller that serves. A number of devices is enough if the whole 95% interval of its
+    share on time is at the target or above. See docs/planning.md.
     """
     if png is not None:
         _check_plot(png)
@@ -91,16 +156,16 @@ def command(
 
 
 def _check_plot(path: Path) -> None:
-    """Raises UserError for a picture that could not be written after all the simulations."""
+    """Raise UserError for a chart that could not be written after all the simulations."""
     if path.suffix.lower() != ".png":
-        raise UserError(f"--plot {path} ends in {path.suffix!r}; the picture is a .png")
+        raise UserError(f"--plot {path} ends in {path.suffix!r}; the chart is a .png")
     if not path.absolute().parent.is_dir():
         raise UserError(f"--plot {path}: the directory {path.absolute().parent} does not exist; make it first")
 
 
 @contextmanager
 def _steps(quiet: bool, for_programs: bool) -> Iterator[OnStep]:
-    """What shows each simulation: a line of the terminal that changes, or lines of JSON."""
+    """Yield a function that shows each simulation: as one changing line of the terminal, or as lines of JSON."""
     if for_programs:
         yield lambda text, number: print(
             jsonlib.dumps({"simulations": number, "now": text}), file=sys.stderr, flush=True

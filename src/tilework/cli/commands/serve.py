@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tilework.cli.cells import Devices, checked_collectives
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
-from tilework.cli.devices import FoundDevices, found_devices
-from tilework.cli.kept import follow, is_kept
+from tilework.cli.devices import Devices, FoundDevices, checked_collectives, found_devices
 from tilework.cli.models import ModelOptions, model_source, options_of, usual_source
-from tilework.cli.nodes import NodesWanted, nodes_wanted
+from tilework.cli.nodes import NodesWanted, follow, is_kept, nodes_wanted
 from tilework.cli.options import serve as options
-from tilework.cli.options.common import examples
+from tilework.cli.options.common import SetupGroup, examples
 from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, server_settings
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.nodes import NodeGroup
-from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
 
 if TYPE_CHECKING:
-    from tilework.cli.workers import Workers
+    from tilework.cli.serving import Workers
 
 EXAMPLE = examples(
     "tilework serve",
@@ -72,14 +69,16 @@ def command(
     if show_config:
         _show(ctx, settings, file, as_json=logs.json)
         return
-    nodes, is_modelled = nodes_wanted(over), where.backend is options.Backend.MODELLED
+    nodes = nodes_wanted(over)
+    is_modelled = where.backend is options.Backend.MODELLED
     log = _prepared(ctx, where.backend, logs, models, how.models_file)
     if over.cluster is not None and server.durable is not None and not is_kept():
         follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
         return
     found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
     usual = options_of(
-        *(setup, found),
+        setup,
+        found,
         adapter=how.adapter,
         threads=where.threads,
         memory_bytes=how.worker_memory,
@@ -151,13 +150,19 @@ _OF_MODELS = (
         "attention",
         "compiles",
     ),
-    *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate", "measure_seconds"),
+    "cuda_graphs",
+    "copy_stream",
+    "vae_tiling",
+    "cell",
+    "weights_memory",
+    "recalibrate",
+    "measure_seconds",
 )
 """Options, by their fields, that say how a model runs, or how it is measured."""
 
 
 def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
-    """Raises UserError if devices are simulated, and an option is given that means nothing then."""
+    """Raise UserError if devices are simulated and an option is given that means nothing then."""
     if backend is not options.Backend.MODELLED:
         return
     given = {one.name: one.opts[0] for one in ctx.command.params if ctx.params[one.name] != one.default}
@@ -169,7 +174,7 @@ def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
 
 
 def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
-    """The devices of all nodes; None while it is not known how many a cluster has."""
+    """Return the devices of all nodes; None while it is not known how many a cluster has."""
     if nodes is None:
         return devices.num_devices
     return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
@@ -182,8 +187,9 @@ def _prepared(
     models: Sequence[str] | None,
     file: Path | None,
 ) -> ServerLog:
-    """The log. Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is
-    missing.
+    """Return the log.
+
+    Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is missing.
     """
     _check_simulated(ctx, backend)
     if models and file is not None:
@@ -200,7 +206,7 @@ def _prepared(
 def _workers(
     devices: Devices, nodes: NodesWanted | None, where: options.DeviceGroup, sources: tuple[Source, ...]
 ) -> Workers:
-    from tilework.cli.workers import Workers
+    from tilework.cli.serving import Workers
     from tilework.runtime.local_config import LocalConfig
 
     each = LocalConfig(
@@ -217,8 +223,10 @@ def _workers(
 
 
 def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:
-    """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
-    a file of models. Raises UserError."""
+    """Return the table of a name or file, if given; check the policy, and the devices of a file of models.
+
+    Raises UserError.
+    """
     _check_devices(models, when.policy, num_workers)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         check_live(when.policy)
@@ -236,7 +244,7 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
 
 
 def _check_devices(file: Path | None, policy: str, num_workers: int | None) -> None:
-    """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
+    """Raise UserError if a file of models names missing workers, or workers that the policy would not heed."""
     from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
@@ -260,7 +268,7 @@ def _sources(
 
 
 def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual: ModelOptions) -> tuple[Source, ...]:
-    """The models that are named, or those of a file, whose own options count."""
+    """Return the models that are named, or those of a file, whose own options count."""
     from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
@@ -293,7 +301,7 @@ def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual:
 
 
 def _of_own_names(sources: Sequence[ModelSource]) -> tuple[ModelSource, ...]:
-    """These models, if no two have one name. Raises UserError."""
+    """Return these models. Raises UserError if two have the same name."""
     from tilework.pipelines.model_index import name_of
 
     paths = dict[str, str]()
@@ -309,7 +317,10 @@ def _of_own_names(sources: Sequence[ModelSource]) -> tuple[ModelSource, ...]:
 
 
 def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:
-    """Workers that take the time of a cost table for one of its pipelines, "" if it has one. Raises UserError."""
+    """Return workers that take the time of a cost table for one of its pipelines, "" if it has one.
+
+    Raises UserError.
+    """
     if table is None:
         raise UserError("--backend modelled needs --cost; name a file, or a table of `tilework cost list`")
     known = sorted({row.pipeline for row in table.rows if table.graph(row.pipeline).stage(row.stage).has_steps})

@@ -1,4 +1,4 @@
-"""`tilework simulate`: the controller that serves, on simulated devices."""
+"""`tilework simulate`: runs the controller that serves on simulated devices."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import tilework
 from tilework.cli.console import UserError, out, print_json, progress, user_errors
 from tilework.cli.logs import load_history
-from tilework.cli.options import simulate as options
 from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, SwitchMs, examples
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.cli.views.schedules import ServedRequest, schedule_of_trace, served_in, served_live
@@ -30,13 +31,44 @@ from tilework.formats.json_lines import BadLine, RequestId
 from tilework.formats.schedule import write_schedule
 from tilework.formats.trace import read_requests
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
-from tilework.report.tables import attainment_table, summary
-from tilework.report.words import counted_devices
+from tilework.report.tables import attainment_table, counted_devices, summary
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.requests import BadRequests, check_requests, to_requests
 
+Requests = Annotated[Path | None, typer.Argument(help="Requests as JSON lines or CSV (docs/formats.md).")]
+Cost = Annotated[
+    str | None, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `tilework cost list`.")
+]
+TrueCost = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COST",
+        help="Cost table of the simulated devices, if they differ from the plan's; default --cost.",
+    ),
+]
+Log = Annotated[Path | None, typer.Option(help="Take requests and measured costs from a live run's log.")]
+Policy = Annotated[
+    str | None,
+    typer.Option(help=f"A name of docs/policies.md, or module:Class; default {DEFAULT_POLICY}, or the log's."),
+]
+MaxBatch = Annotated[
+    int | None, typer.Option(min=1, help="Most requests in one forward pass; default 12, or the log's.")
+]
+Devices = Annotated[int | None, typer.Option(min=1, help="Number of devices; default 1, or the log's.")]
+CpuSlots = Annotated[
+    int, typer.Option("--cpu-slots", min=1, help="CPU slots of each node, if a pipeline has stages for them.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the jitter.")]
+Schedule = Annotated[Path | None, typer.Option(help="Write what ran when, as JSON lines.")]
+Timeline = Annotated[
+    list[Path] | None,
+    typer.Option(help="Draw devices over time: .html, .png or .json (for Perfetto); repeatable."),
+]
+Events = Annotated[
+    Path | None, typer.Option(help="Write the event log, for explain, timeline and replay, as serve --log does.")
+]
 EXAMPLE = examples(
     "tilework simulate requests.jsonl --cost flux.json --devices 8 \\\n  --policy edf --timeline plan.html",
     "tilework simulate requests.jsonl --cost flux.json --true-cost measured.json",
@@ -46,7 +78,7 @@ EXAMPLE = examples(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scenario:
-    """What is simulated: a controller that starts from `table`, on devices that take the times of `devices`.
+    """One simulation: a controller that starts from `table`, on devices that take the times of `devices`.
 
     `live` has the same requests as they went before, if they come from a log: live, unless `log_is_simulated`.
     """
@@ -62,21 +94,21 @@ class _Scenario:
 
 
 def command(
-    requests: options.Requests = None,
-    cost: options.Cost = None,
-    true_cost: options.TrueCost = None,
-    log: options.Log = None,
-    policy: options.Policy = None,
-    max_batch: options.MaxBatch = None,
-    devices: options.Devices = None,
+    requests: Requests = None,
+    cost: Cost = None,
+    true_cost: TrueCost = None,
+    log: Log = None,
+    policy: Policy = None,
+    max_batch: MaxBatch = None,
+    devices: Devices = None,
     devices_per_node: DevicesPerNode = None,
-    cpu_slots: options.CpuSlots = 1,
+    cpu_slots: CpuSlots = 1,
     switch_ms: SwitchMs = 0.0,
-    seed: options.Seed = 0,
+    seed: Seed = 0,
     jitter: Jitter = 0.0,
-    schedule: options.Schedule = None,
-    timeline: options.Timeline = None,
-    events: options.Events = None,
+    schedule: Schedule = None,
+    timeline: Timeline = None,
+    events: Events = None,
     json: AsJson = False,
 ) -> None:
     """Run the controller that serves on simulated devices. All times are simulated.
@@ -122,7 +154,7 @@ def command(
 
 
 def _print(scenario: _Scenario, served: list[ServedRequest]) -> None:
-    """What became of the requests, beside the live run if there is one."""
+    """Print how the requests ended, beside the live run if there is one."""
     out.print(
         attainment_table(
             served, title=f"{scenario.controller.policy}, {counted_devices(scenario.config.num_devices)}, simulated"
@@ -166,7 +198,7 @@ def _scenario(
 
 
 def _on_devices(scenario: _Scenario, true_cost: str, log: Path | None, cost: str) -> _Scenario:
-    """The scenario on devices that take other times. Raises BadCostTable."""
+    """Return the scenario on devices that take other times. Raises BadCostTable."""
     if log is not None:
         raise UserError("--log brings the times that the run measured; leave out --true-cost")
     devices = read_table(true_cost)
@@ -176,7 +208,8 @@ def _on_devices(scenario: _Scenario, true_cost: str, log: Path | None, cost: str
 
 def _from_log(log: Path, policy: str | None, devices: int | None, config: SimConfig, quiet: bool) -> _Scenario:
     history = load_history(log, quiet)
-    live, logged = served_live(history), history.header.config
+    live = served_live(history)
+    logged = history.header.config
     if not live:
         raise UserError(f"{log} holds no finished request; serve something first")
     return _Scenario(
@@ -199,7 +232,7 @@ def _from_log(log: Path, policy: str | None, devices: int | None, config: SimCon
 def _run(
     scenario: _Scenario, header: LogHeader, recorder: HistoryRecorder | None, events: Path | None, quiet: bool
 ) -> Trace:
-    """Raises OSError if the event log cannot be written."""
+    """Run the simulation. Raises OSError if the event log cannot be written."""
     simulation = Simulation(header.config, scenario.table, scenario.config, scenario.devices)
     observers: list[Callable[[Event, tuple[Action, ...], int], Any]] = [] if recorder is None else [recorder.add]
     with ExitStack() as stack:
@@ -222,7 +255,7 @@ def _run(
 
 
 def _latency_ratio(served: list[ServedRequest], live: list[ServedRequest]) -> float | None:
-    """Ratio of the mean latencies of the requests that were done in both; None if there is none."""
+    """Return the ratio of the mean latencies of the requests that were done in both; None if there is none."""
     pairs = [
         (one.latency_s, real.latency_s)
         for one, real in zip(served, live, strict=True)

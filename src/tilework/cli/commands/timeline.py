@@ -1,4 +1,4 @@
-"""`tilework timeline`: pictures of what ran where and when."""
+"""`tilework timeline`: draws what ran where and when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilework.formats.json_lines import BadLine
 from tilework.formats.schedule import read_schedule
 from tilework.formats.trace import read_requests
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
-from tilework.report.words import counted_devices
+from tilework.report.tables import counted_devices
 
 EXAMPLE = examples(
     "tilework timeline events.jsonl --out run.html --out run.png",
@@ -29,11 +29,11 @@ def command(
         list[Path] | None,
         typer.Option(
             "--out",
-            help="File to write, as often as you like: .html (a page to zoom in), .png, or .json (for Perfetto).",
+            help="File to write: .html (a page to zoom in), .png, or .json (for Perfetto); repeatable.",
         ),
     ] = None,
     requests: Annotated[
-        Path | None, typer.Option(help="The requests of a schedule: adds their sizes, arrivals and deadlines.")
+        Path | None, typer.Option(help="Requests of a schedule, for their sizes, arrivals and deadlines.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title; default the policy of a log, or the file's name.")] = None,
     json: AsJson = False,
@@ -64,7 +64,7 @@ def command(
 
 
 def _read(file: Path, requests: Path | None, quiet: bool) -> tuple[Chart, str]:
-    """The chart of a file, and what to call it."""
+    """Return the chart of a file, and what to call it."""
     with user_errors(OSError):
         from_log = is_log(file)
     if from_log:
@@ -78,7 +78,7 @@ def _read(file: Path, requests: Path | None, quiet: bool) -> tuple[Chart, str]:
 
 
 def _summary(chart: Chart, files: list[Path]) -> dict[str, Any]:
-    """`busy` is the mean over all devices, `busy_by_device` the share of the time that each was at work."""
+    """Sum up a chart: `busy` is the mean over all devices, `busy_by_device` the share of the time each was at work."""
     shares = busy_shares(chart.works, chart.start_s, chart.end_s)
     by_device = {str(device_id): round(shares.get(device_id, 0.0), 6) for device_id in sorted({*chart.nodes, *shares})}
     return {

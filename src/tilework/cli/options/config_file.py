@@ -50,8 +50,9 @@ def read_into(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _of_command(ctx: typer.Context, path: Path) -> dict[str, Any]:
-    """What the file says of the options of the command, by their keys. Raises UserError, also for other mistakes."""
-    table, parameters = _read(path), _parameters(ctx)
+    """Return the file's values of the command's options, by key. Raises UserError, also for other mistakes."""
+    table = _read(path)
+    parameters = _parameters(ctx)
     known = [*parameters, *_server_names()]
     for key in table:
         if key not in known:
@@ -76,7 +77,7 @@ class FileAgain:
 
 
 def reader(ctx: typer.Context, path: Path | None) -> Callable[[], FileAgain]:
-    """What reads the file again, which raises UserError. Without a file nothing has changed."""
+    """Return a function that reads the file again and raises UserError. Without a file nothing has changed."""
     before = {} if path is None else _of_command(ctx, path)
     found = {key: ctx.get_parameter_source(one.name) for key, one in _parameters(ctx).items()}
     of_file = [key for key, source in found.items() if source is not None and source.name in ("DEFAULT_MAP", "DEFAULT")]
@@ -98,18 +99,21 @@ ConfigFile = Annotated[
         envvar="TILEWORK_CONFIG",
         is_eager=True,
         callback=read_into,
-        help="TOML file of settings: what can be an option or a variable of the environment, which go before it "
+        help="TOML file of settings: any option, or variable of the environment; both go before the file "
         "(docs/operations.md).",
     ),
 ]
 ShowConfig = Annotated[
     bool,
-    typer.Option("--show-config", help="Print every setting, its value and where that is from, and start nothing."),
+    typer.Option("--show-config", help="Print every setting, its value and the source of the value; start nothing."),
 ]
 
 
 def server_settings(ctx: typer.Context, path: Path | None) -> dict[str, object]:
-    """What the file says of the settings that the server reads itself; a path begins at the file. Raises UserError."""
+    """Return the file's values of settings that the server reads itself; a path begins at the file.
+
+    Raises UserError.
+    """
     if path is None:
         return {}
     own = _parameters(ctx)
@@ -121,7 +125,7 @@ def server_settings(ctx: typer.Context, path: Path | None) -> dict[str, object]:
 
 
 def all_settings(ctx: typer.Context, server: Mapping[str, tuple[object, str]]) -> Iterator[Setting]:
-    """Every setting of the command and of the `server` (value and source by name), in the order of the help."""
+    """Yield every setting of the command and of the `server` (value and source by name), in the order of the help."""
     for key, parameter in _parameters(ctx).items():
         found = ctx.get_parameter_source(parameter.name)
         yield Setting(name=key, value=ctx.params[parameter.name], source=_SOURCES[found.name if found else "DEFAULT"])
@@ -143,7 +147,7 @@ _SOURCES = {
 
 
 def _parameters(ctx: typer.Context) -> dict[str, Any]:
-    """The parameters that the command reads itself, by their keys: the names of their variables, or their own."""
+    """Return the parameters that the command reads itself, by key: the name of the variable, or their own."""
     left_out = {*_ITSELF, *(field.name for field in fields(ServerGroup))}
     return {_key(one): one for one in ctx.command.params if one.name not in left_out}
 
@@ -172,7 +176,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _converted(ctx: typer.Context, path: Path, key: str, parameter: Any, value: Any) -> Any:
-    """A value of the file as the option's text would be. Raises UserError."""
+    """Return a value of the file as the option's text would be. Raises UserError."""
     if isinstance(value, list) != (key == MODEL) or isinstance(value, dict):
         raise UserError(f"{path}: {key} = {value!r} cannot be used; give {'a list' if key == MODEL else 'one value'}.")
     if getattr(parameter, "is_flag", False):
@@ -190,7 +194,7 @@ def _converted(ctx: typer.Context, path: Path, key: str, parameter: Any, value: 
 
 
 def _text(file: Path, name: str, value: str) -> str:
-    """A value as on the command line; what is a path, or has some, begins at the file."""
+    """Return a value as on the command line; what is a path, or has some, begins at the file."""
     if name == "quantize":
         return begin_at(file.parent, value)
     return str(file.parent / value) if name in _paths() else value
@@ -198,13 +202,13 @@ def _text(file: Path, name: str, value: str) -> str:
 
 @cache
 def _paths() -> frozenset[str]:
-    """The names of options that are paths."""
+    """Return the names of options that are paths."""
     hints = [(name, hint) for group in _GROUPS for name, hint in get_type_hints(group).items()]
     return frozenset(name for name, hint in hints if Path in get_args(hint))
 
 
 def _model(file: Path, text: str) -> str:
-    """A model as on the command line; a path that begins with a dot begins at the file."""
+    """Return a model as on the command line; a path that begins with a dot begins at the file."""
     name, equals, path = text.partition("=")
     name, path = (f"{name}=", path) if equals else ("", text)
     return f"{name}{file.parent / path}" if path.startswith(".") else text

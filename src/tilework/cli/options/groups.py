@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer calls it: a parameter that is a group becomes the options that are its fields.
+    """Return `command` as typer calls it: a parameter that is a group becomes the options that are its fields.
 
     A group is a frozen dataclass whose annotations are as typer reads them. Its `heading` (a ClassVar) stands over its
     options in the help of a `GroupedCommand`.
@@ -50,7 +50,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _under(heading: str, hint: Any) -> Any:
-    """The same option, below a heading of the help."""
+    """Return the same option, below a heading of the help."""
     kind, option = get_args(hint)
     option = copy(option)
     option.rich_help_panel = heading

@@ -32,7 +32,7 @@ LogLevelName = Annotated[
         "--log-level",
         envvar="TILEWORK_LOG_LEVEL",
         case_sensitive=False,
-        help="Least level of what is logged; info has a line per call, debug also tracebacks of sizes that cannot run.",
+        help="Least level to log; info has a line per call, debug also tracebacks of sizes that cannot run.",
     ),
 ]
 LogFile = Annotated[
@@ -49,7 +49,7 @@ class ServerLog:
     """The log of this process, from now on. Libraries log their warnings to it, too; they have no other level."""
 
     def __init__(self, level: str, file: Path | None = None) -> None:
-        """Raises OSError if the file cannot be written."""
+        """Open the log. Raises OSError if the file cannot be written."""
         self._file = file
         self.handler = LogHandler(sys.stderr if file is None else file.open("a", encoding="utf-8"))
         logging.basicConfig(level=logging.WARNING, handlers=[self.handler])

@@ -28,15 +28,13 @@ class NodeGroup:
     ] = None
     least_nodes: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Start when this many of the --nodes have come; others may join later. Default: all of them."
-        ),
+        typer.Option(min=1, help="Start when this many of the --nodes have come; others may join later. Default: all."),
     ] = None
     agents: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node); default "
+            help="With --nodes: address to listen on for agents (`tilework agent HOST:PORT`, one per node); default "
             "127.0.0.1:7070, or with --cluster any port.",
         ),
     ] = None
@@ -44,7 +42,7 @@ class NodeGroup:
         str | None,
         typer.Option(
             metavar="auto|ADDRESS",
-            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. With --durable it "
+            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. With --durable, Ray "
             "keeps the server, too, also when this command is killed. Needs the extra cluster.",
         ),
     ] = None
@@ -53,7 +51,7 @@ class NodeGroup:
         typer.Option(
             "--state-copies",
             min=1,
-            help="With --nodes: on how many nodes the state of a request is kept. With 2 a lost node costs its "
+            help="With --nodes: number of nodes that keep the state of a request. With 2, a lost node costs its "
             "requests little, and each state crosses the network once more.",
         ),
     ] = 1
@@ -61,14 +59,13 @@ class NodeGroup:
         bool,
         typer.Option(
             "--standby",
-            help="With --durable: while another server uses the directory, wait until that ends or hangs; then take "
-            "over.",
+            help="With --durable: wait until another server that uses the directory ends or hangs; then take over.",
         ),
     ] = False
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT. Raises UserError."""
+    """Parse HOST:PORT. Raises UserError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise UserError(f"HOST:PORT is {text!r}; give an address and a port, such as 0.0.0.0:7070")

@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads
+from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads, parse_bytes
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName
-from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
 from tilework.pipelines.fits.beside import Beside
@@ -23,7 +22,7 @@ STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 
 class Backend(StrEnum):
-    """What the workers do with a request: run a model, or take as long as a cost table says."""
+    """Work of the workers for a request: run a model, or take as long as a cost table says."""
 
     DIFFUSERS = "diffusers"
     MODELLED = "modelled"
@@ -34,8 +33,7 @@ Models = Annotated[
     typer.Argument(
         metavar="[NAME=]MODEL...",
         help="shapes (the default), shapes-motion, a diffusers directory, or a hub id; a workflow, FILE.py:NAME; a "
-        "pipeline of --cost. "
-        "Of several, the first serves requests that name none.",
+        "pipeline of --cost. The first of several serves requests that name no model.",
     ),
 ]
 Cell = Annotated[
@@ -44,9 +42,9 @@ Cell = Annotated[
         "--cell",
         metavar="N|auto",
         envvar="TILEWORK_CELL",
-        help="Devices that have the weights of a model together, for a model that exceeds one: --devices 4 --cell 2 "
-        "are two devices of twice the size; auto: as few as its stages fit into. Needs --weights-memory, which stays "
-        "that of one device.",
+        help="Number of devices that hold the weights of a model together, for a model that exceeds one: --devices 4 "
+        "--cell 2 are two devices of twice the size; auto: as few as its stages fit into. Needs --weights-memory, "
+        "which stays that of one device.",
     ),
 ]
 StatesMemory = Annotated[
@@ -55,8 +53,8 @@ StatesMemory = Annotated[
         parser=parse_bytes,
         metavar="SIZE",
         envvar="TILEWORK_STATES_MEMORY",
-        help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the memory "
-        "of the host. Default: 2GB.",
+        help="Device memory for the states of requests that wait for their next work, as in 500MB; the others lie in "
+        "host memory. Default: 2GB.",
     ),
 ]
 CacheMemory = Annotated[
@@ -65,7 +63,7 @@ CacheMemory = Annotated[
         parser=parse_bytes,
         metavar="SIZE",
         envvar="TILEWORK_CACHE_MEMORY",
-        help="What a device keeps of the steps of requests with a cache, as in 8GB. Default: 4GB.",
+        help="Device memory for the steps of requests with a cache, as in 8GB. Default: 4GB.",
     ),
 ]
 Workers = Annotated[
@@ -84,15 +82,15 @@ WeightsMemory = Annotated[
         parser=parse_bytes,
         metavar="SIZE",
         envvar="TILEWORK_WEIGHTS_MEMORY",
-        help="What a device has for weights, as in 24GB: models are loaded when they are needed. Default: all models "
-        "stay on every device.",
+        help="Device memory for weights, as in 24GB: devices load models when they need them. Default: all models stay "
+        "on every device.",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGroup:
-    """How models run."""
+    """Options of how models run."""
 
     heading: ClassVar[str] = "Models"
     models_file: Annotated[
@@ -116,7 +114,7 @@ class ModelGroup:
         bool,
         typer.Option(
             "--require-all",
-            help="Do not start if one of several models cannot run here. Default: the others are served.",
+            help="Do not start if one of several models cannot run here. Default: serve the others.",
         ),
     ] = False
     no_previews: Annotated[
@@ -129,14 +127,14 @@ class ModelGroup:
             parser=parse_bytes,
             metavar="SIZE",
             envvar="TILEWORK_WORKER_MEMORY",
-            help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
+            help="Memory that a run may take beside the model, as in 800MB or 2GiB; default: all that the device has.",
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """What models run on, here or on each node."""
+    """Options of the devices that models run on, here or on each node."""
 
     heading: ClassVar[str] = "Devices"
     workers: Workers = None
@@ -155,8 +153,8 @@ class DeviceGroup:
         str | None,
         typer.Option(
             metavar="sockets|gloo|nccl",
-            help="How devices that share a request talk. Default: NCCL on GPUs, sockets on CPUs. gloo rehearses on "
-            "CPUs what NCCL does when a worker is lost.",
+            help="Collectives between devices that share a request. Default: nccl on GPUs, sockets on CPUs. gloo "
+            "rehearses on CPUs what NCCL does when a worker is lost.",
         ),
     ] = None
     backend: Annotated[
@@ -168,38 +166,38 @@ class DeviceGroup:
 
     @property
     def beside(self) -> Beside:
-        """What each device holds beside models."""
+        """Memory that each device holds beside models."""
         return Beside.of(self.states_memory, self.cache_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingGroup:
-    """What runs where, and by which step times that is planned."""
+    """Options of the policy and of the step times by which it plans."""
 
     heading: ClassVar[str] = "Scheduling"
     policy: Annotated[str, typer.Option(help="A name of docs/policies.md, or module:Class.")] = DEFAULT_POLICY
     cost: Annotated[
         str | None,
         typer.Option(
-            help="Cost table to plan with: a JSON file, or a name of `tilework cost list`; default: measured."
+            help="Cost table to plan with: a JSON file, or a name of `tilework cost list`; default: measure it."
         ),
     ] = None
     profiles: ProfilesFile = None
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Measure again what an earlier start has measured.")
+        bool, typer.Option("--recalibrate", help="Measure again what an earlier start measured.")
     ] = False
     measure_seconds: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="For how long a start measures at most; default 60, or inf with --recalibrate. The rest is predicted, "
-            "and measured when devices are idle.",
+            help="Seconds that a start measures at most; default 60, or inf with --recalibrate. The server predicts "
+            "the other costs, and measures them when devices are idle.",
         ),
     ] = None
     stuck_after: Annotated[
         float,
         typer.Option(
-            min=1, help="Seconds without a step after which a work counts as stuck, or more if its steps are."
+            min=1, help="Seconds without a step after which a run counts as stuck; more for a run with longer steps."
         ),
     ] = STUCK_AFTER_S
 
@@ -214,8 +212,7 @@ class ServerGroup:
     probe_port: Annotated[
         int | None,
         typer.Option(
-            help="Answer /health, /ready and /metrics without a key on this port of the loopback, too; 0 takes a free "
-            "one."
+            help="Answer /health, /ready and /metrics without a key on this loopback port, too; 0 takes a free one."
         ),
     ] = None
     frontends: Annotated[
@@ -223,8 +220,8 @@ class ServerGroup:
         typer.Option(
             min=0,
             max=64,
-            help="Processes that take HTTP, so that connections cost the controller's process little; default 0: it "
-            "takes HTTP itself.",
+            help="Processes that take HTTP, so that connections cost the controller's process little; default 0: that "
+            "process takes HTTP itself.",
         ),
     ] = None
     api_key: Annotated[
@@ -234,7 +231,8 @@ class ServerGroup:
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[,NAME]", help="What clients call the first model, instead of its own name; as of vLLM."
+            metavar="NAME[,NAME]",
+            help="Names by which clients ask for the first model, instead of its own; as of vLLM.",
         ),
     ] = None
     allow_origin: Annotated[
@@ -248,7 +246,7 @@ class ServerGroup:
         str | None,
         typer.Option(
             metavar="ORIGIN[,ORIGIN]",
-            help="Tell servers at these origins of the ends of calls that name them; needs TILEWORK_WEBHOOK_SECRET.",
+            help="Tell servers at these origins when calls that name them end; needs TILEWORK_WEBHOOK_SECRET.",
         ),
     ] = None
     traces: Annotated[
@@ -264,15 +262,15 @@ class ServerGroup:
         str | None,
         typer.Option(
             "--default-slo",
-            help="The deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request "
-            "takes alone. Default: none. A tenant, class or model may have its own.",
+            help="Deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request takes "
+            "alone. Default: none. A tenant, class or model may have its own.",
         ),
     ] = None
     exact: Annotated[
         bool | None,
         typer.Option(
             "--exact",
-            help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
+            help="Draw every image alone on one device: it equals the stock pipeline's bit for bit under any load.",
         ),
     ] = None
     strict: Annotated[
@@ -290,25 +288,23 @@ class ServerGroup:
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Code of yours that looks at prompts before they are drawn, and at pictures before anyone sees them.",
+            help="Your code that checks each prompt before it is drawn, and each image before it is sent.",
         ),
     ] = None
     cache: Annotated[
         str | None,
         typer.Option(
             help="Skip parts of steps in which little has changed: off, patch, image, fbcache, taylorseer, or if_late. "
-            "It changes pictures, so the default is off; requests may choose (docs/sharing.md).",
+            "It changes images, so the default is off; requests may choose (docs/sharing.md).",
         ),
     ] = None
     cache_threshold: Annotated[
         float | None,
-        typer.Option(
-            help="By how much a part may change for it to be skipped, 0 to 1; default 0.003, or 0.05 with fbcache."
-        ),
+        typer.Option(help="Change up to which a part is skipped, 0 to 1; default 0.003, or 0.05 with fbcache."),
     ] = None
     cache_interval: Annotated[
         int | None,
-        typer.Option(help="With taylorseer, the number of steps of which one is computed; default 5."),
+        typer.Option(help="With taylorseer: compute one step of this many; default 5."),
     ] = None
     max_backlog_s: Annotated[
         float | None,
@@ -321,53 +317,53 @@ class ServerGroup:
     promise_price: Annotated[
         str | None,
         typer.Option(
-            help="How many deadlines of other requests a promise (on_miss: reject) may cost; default 1. With 0 what "
-            "harms no other is promised; with greedy, whatever can be kept (docs/policy.md).",
+            help="Number of other requests' deadlines that a promise (on_miss: reject) may cost; default 1. 0 "
+            "promises only what harms no other; greedy promises all that can be kept (docs/policy.md).",
         ),
     ] = None
     max_batch: Annotated[
         int | None,
-        typer.Option(help="Most pictures in one forward pass; default 12."),
+        typer.Option(help="Most images in one forward pass; default 12."),
     ] = None
     durable: Annotated[
         Path | None,
-        typer.Option(help="Keep accepted requests in this directory, so that the next start finishes what is open."),
+        typer.Option(help="Keep accepted requests in this directory, so that the next start finishes open ones."),
     ] = None
     results: Annotated[
         str | None,
         typer.Option(
             metavar="URL[,URL]",
-            help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too; or in "
+            help="Keep images and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too; or in "
             "a bucket, s3://BUCKET?endpoint=URL.",
         ),
     ] = None
     set_name: Annotated[
-        str | None, typer.Option("--set", metavar="NAME", help="What other servers call this one; default: default.")
+        str | None, typer.Option("--set", metavar="NAME", help="Name of this server among others; default: default.")
     ] = None
     registry: Annotated[
         str | None,
         typer.Option(
             metavar="etcd://HOST:PORT[,HOST:PORT]",
-            help="Share this etcd with other servers: clients are sent where there is room, and nodes move to the "
-            "busiest (docs/cluster.md).",
+            help="Share this etcd with other servers: they send clients where there is room, and nodes move to the "
+            "busiest server (docs/cluster.md).",
         ),
     ] = None
 
     def settings(self) -> dict[str, object]:
-        """Those that are given; a path is a text there."""
+        """Return the settings that are given; a path becomes text."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(one) if isinstance(one, Path) else one for name, one in given.items() if one is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGroup:
-    """What is said and written."""
+    """Options of output and logs."""
 
     heading: ClassVar[str] = "Logs"
     log: Annotated[
         Path | None,
         typer.Option(
-            help="Write the event log here, for replay, explain, timeline and simulate; an older one is kept under "
+            help="Write the event log here, for replay, explain, timeline and simulate; keep an older one under "
             "another name. Default: none; with --durable DIR a new DIR/events-N.jsonl at every start.",
         ),
     ] = None
@@ -377,10 +373,10 @@ class LogGroup:
         typer.Option(
             parser=parse_bytes,
             metavar="SIZE",
-            help="At this size the event log goes on in a new file, and the old one is compressed. Default: 64MB.",
+            help="Begin a new file of the event log at this size, and compress the old one. Default: 64MB.",
         ),
     ] = None
-    log_segment_days: Annotated[float, typer.Option(min=0.001, metavar="DAYS", help="At this age it does so, too.")] = (
+    log_segment_days: Annotated[float, typer.Option(min=0.001, metavar="DAYS", help="Begin one at this age, too.")] = (
         _BOUNDS.segment_ns / DAY_NS
     )
     log_kept: Annotated[
@@ -388,19 +384,19 @@ class LogGroup:
         typer.Option(
             parser=parse_bytes,
             metavar="SIZE",
-            help="What the event log, with --durable those of all starts, may take on the disk: the oldest files are "
-            "deleted. Default: 2GB.",
+            help="Disk space for the event log, with --durable for those of all starts; delete the oldest files. "
+            "Default: 2GB.",
         ),
     ] = None
     log_kept_days: Annotated[
-        float, typer.Option(min=0.001, metavar="DAYS", help="Files of the event log that are older are deleted.")
+        float, typer.Option(min=0.001, metavar="DAYS", help="Delete files of the event log that are older.")
     ] = _BOUNDS.kept_ns / DAY_NS
     log_level: LogLevelName = LogLevel.WARNING
     log_file: LogFile = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False
 
     def bounds(self) -> LogBounds:
-        """How the files of the event log are bounded."""
+        """Return the bounds of the event log's files."""
         return LogBounds(
             segment_bytes=self.log_segment or _BOUNDS.segment_bytes,
             segment_ns=round(self.log_segment_days * DAY_NS),

@@ -1,1 +1,1 @@
-"""What `tilework plan` is asked, how it finds the answer, and how it shows it. Needs no torch."""
+"""Owns the question, the searches and the answer of `tilework plan`. Needs no torch."""

@@ -15,12 +15,16 @@ from tilework.sim.plan.traffic import AS_ASKED, Size, WhatIf
 from tilework.sim.plan.trial import Outcome, Question, Trial, Try, trials_of
 
 WHAT_IFS = (
-    *(WhatIf(slo=0.8), WhatIf(slo=1.25)),
-    *(WhatIf(rate=0.5), WhatIf(rate=1.5), WhatIf(rate=2.0)),
-    *(WhatIf(heaviest=0.5), WhatIf(heaviest=2.0)),
+    WhatIf(slo=0.8),
+    WhatIf(slo=1.25),
+    WhatIf(rate=0.5),
+    WhatIf(rate=1.5),
+    WhatIf(rate=2.0),
+    WhatIf(heaviest=0.5),
+    WhatIf(heaviest=2.0),
 )
 CURVE = (0.5, 0.75, 1.25)
-"""What a curve has beside the numbers that were tried, as multiples of the answer."""
+"""Further points of a curve beside the numbers that were tried, as multiples of the answer."""
 
 OnStep = Callable[[str, int], None]
 """Told what is simulated, and how many simulations are done."""
@@ -28,7 +32,7 @@ OnStep = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`alone` has the search of each hardware by itself; `choice` is the one to buy (None: none is enough).
+    """Answer to a question. `alone` has the search of each hardware; `choice` is the one to buy (None: none is enough).
 
     `what_ifs` are searches for the hardware that is chosen, or the first. `stages` divide its devices; `no_stages` says
     why they do not although that was asked.
@@ -48,7 +52,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is asked beside the number of devices."""
+    """Parts of the question beside the number of devices."""
 
     num_samples: int
     has_what_ifs: bool
@@ -59,7 +63,9 @@ class Extent:
 
 def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
     """Search. Raises UnknownCost, and what a policy or the simulation raises."""
-    begin_s, question, num_trials = monotonic(), asked.question, 0
+    begin_s = monotonic()
+    question = asked.question
+    num_trials = 0
 
     def done(trial: Trial, outcome: Outcome) -> None:
         nonlocal num_trials
@@ -75,7 +81,8 @@ def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
         own = _own(alone, choice)
         asked_too = WHAT_IFS if extent.has_what_ifs else ()
         what_ifs = [searches.sized(own.sizing.hardware, what_if, like=own) for what_if in asked_too if own is not None]
-    stages, no_stages = None, ""
+    stages = None
+    no_stages = ""
     if extent.has_stages:
         stages, no_stages = _stages(question, own, lambda what: on_step(what, num_trials))
     return Answer(
@@ -106,7 +113,8 @@ class _Searches:
         like: Sized | None = None,
     ) -> Sized:
         """Search; it begins where another one on this hardware, `like`, has ended."""
-        question, numbers = self.asked.question, self.asked.numbers[hardware]
+        question = self.asked.question
+        numbers = self.asked.numbers[hardware]
         sizing = Sizing(
             hardware=hardware,
             numbers=numbers,
@@ -119,7 +127,7 @@ class _Searches:
 
 
 def _choice(asked: Asked, alone: Sequence[Sized], searches: _Searches) -> Purchase | Sized | None:
-    """The cheapest, or without prices the hardware of which the fewest devices are enough, the first of equals."""
+    """Return the cheapest; without prices the hardware that needs the fewest devices; the first of equals."""
     if asked.prices:
         return cheapest(
             asked.requests,
@@ -133,17 +141,20 @@ def _choice(asked: Asked, alone: Sequence[Sized], searches: _Searches) -> Purcha
 
 
 def _own(alone: Sequence[Sized], choice: Purchase | Sized | None) -> Sized | None:
-    """The search of the one hardware that is chosen, or of the first that serves all if two are, or none is enough."""
+    """Return the search of the one hardware that is chosen, or of the first that serves all if two are, or none is
+    enough.
+    """
     parts = choice.parts if isinstance(choice, Purchase) else () if choice is None else (choice,)
     chosen = parts[0].sizing.hardware if len(parts) == 1 else None
     return next((one for one in alone if one.sizing.hardware == chosen), next(iter(alone), None))
 
 
 def _stages(question: Question, own: Sized | None, on_step: Callable[[str], None]) -> tuple[StagePlan | None, str]:
-    """The division of the devices that were found, or why there is none."""
+    """Return the division of the devices that were found, or why there is none."""
     if own is None or own.fewest is None:
         return None, "no number of devices is enough; there is nothing to divide"
-    hardware, fewest = own.sizing.hardware, own.fewest
+    hardware = own.sizing.hardware
+    fewest = own.fewest
     try:
         plan = stage_plan(question, hardware, fewest, lambda one: on_step(f"stages {one.counts or 'undivided'}"))
     except NoStages as error:

@@ -1,4 +1,4 @@
-"""From the options of `tilework plan` to a question. Raises UserError for each that cannot be used."""
+"""The question of `tilework plan`, from its options. Raises UserError for each option that cannot be used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tilework.sim.plan.search import numbers_of
 from tilework.sim.plan.traffic import Drawn, Resampled, Traffic
 from tilework.sim.plan.trial import Question
 from tilework.sim.workloads.cells import BadCell, Cell, Devices, cell_of
-from tilework.sim.workloads.parameters import BadParameter
+from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests, check_requests, to_requests
 
@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What the workload says by itself."""
+    """Requests, costs and devices that a workload brings by itself."""
 
     traffic: Traffic
     tables: Mapping[str, CostTable]
@@ -81,7 +81,7 @@ class _Source:
 
 
 def asked(wanted: Wanted, quiet: bool) -> Asked:
-    """The question that the options ask. Raises UserError."""
+    """Return the question that the options ask. Raises UserError."""
     _check(wanted)
     assert wanted.workload is not None
     with user_errors(*(BadLine, BadRequests, BadCell, BadParameter, UnknownWorkload, UnknownPolicy, OSError)):
@@ -121,7 +121,7 @@ def asked(wanted: Wanted, quiet: bool) -> Asked:
 
 
 def _check(wanted: Wanted) -> None:
-    """What is wrong whatever the files say. Raises UserError."""
+    """Check what can be wrong whatever the files say. Raises UserError."""
     if wanted.workload is None:
         raise UserError("give --workload: a name of `tilework workload list`, a file of requests, or an event log")
     if not LOWEST_TARGET <= wanted.target <= HIGHEST_TARGET:
@@ -139,7 +139,7 @@ def _check(wanted: Wanted) -> None:
 
 
 def _check_number(requests: Sequence[Request], wanted: Wanted) -> None:
-    """Raises UserError if a number of devices could not meet the target even with all deadlines kept."""
+    """Raise UserError if a number of devices could not meet the target even with all deadlines kept."""
     num_due = sum(one.deadline_ns is not None for one in requests)
     needed = num_to_show(wanted.target)
     if num_due * wanted.num_samples < needed:
@@ -223,7 +223,7 @@ def _served(text: str | None, cell: Cell) -> PastRun | None:
 
 
 def _sized(table: CostTable, devices_per_node: int | None) -> CostTable:
-    """The table for any number of devices: each serves all pipelines."""
+    """Return the table for any number of devices: each serves all pipelines."""
     return replace(table, devices={}, devices_per_node=devices_per_node or table.devices_per_node)
 
 

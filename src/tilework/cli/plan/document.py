@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tilework
 from tilework.cli.plan.answer import Answer
-from tilework.cli.plan.use import uses_of
 from tilework.sim.plan.error import PlanError
 from tilework.sim.plan.mix import Purchase
 from tilework.sim.plan.search import Point, Sized
@@ -15,7 +16,7 @@ from tilework.sim.plan.stages import Partition, StagePlan
 
 
 def document_of(answer: Answer) -> dict[str, Any]:
-    """Shares are parts of 1. `choice` is null if nothing that may be bought is enough."""
+    """Return the answer as JSON. Shares are parts of 1. `choice` is null if nothing that may be bought is enough."""
     asked = answer.asked
     return {
         "simulated": True,
@@ -122,3 +123,26 @@ def _error_document(error: PlanError) -> dict[str, Any]:
         "source": error.source,
         "compared_with": error.compared_with,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageUse:
+    """A stage: how many devices it keeps busy on average, and the share of its device time at each degree."""
+
+    pipeline: str
+    stage: str
+    devices: float
+    degrees: dict[int, float]
+
+
+def uses_of(point: Point) -> Iterator[StageUse]:
+    """Return the uses in all simulations of a number of devices, by pipeline and stage in order of their names."""
+    run_s = sum(one.run_s for one in point.outcomes)
+    by_degree: Counter[tuple[str, str, int]] = Counter()
+    for one in point.outcomes:
+        by_degree.update(one.device_s)
+    for pipeline, stage in dict.fromkeys((key[0], key[1]) for key in sorted(by_degree)):
+        own = {key[2]: s for key, s in sorted(by_degree.items()) if key[:2] == (pipeline, stage)}
+        total_s = sum(own.values())
+        degrees = {degree: s / total_s for degree, s in own.items()} if total_s else {}
+        yield StageUse(pipeline=pipeline, stage=stage, devices=total_s / run_s, degrees=degrees)

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from tilework.cli.console import out
 from tilework.cli.plan.answer import Answer
-from tilework.cli.plan.use import uses_of
-from tilework.report.words import counted_devices
+from tilework.cli.plan.document import uses_of
+from tilework.report.tables import counted_devices
 from tilework.sim.plan.error import PlanError
 from tilework.sim.plan.mix import Purchase, unknown_pipelines
 from tilework.sim.plan.search import Point, Sized
@@ -65,7 +65,7 @@ def _for_sizes(part: Sized) -> str:
 
 
 def _points_table(sized: Sized) -> Table:
-    table = _table(f"{sized.sizing.hardware}, simulated; one by one requests take {sized.demand.load:.1f} devices")
+    table = _table(f"{sized.sizing.hardware}, simulated; requests one by one take {sized.demand.load:.1f} devices")
     for heading in ("devices", "on time", "95% interval", "samples", "target"):
         table.add_column(heading, justify="right")
     for one in sized.points:
@@ -78,7 +78,7 @@ def _points_table(sized: Sized) -> Table:
 
 
 def _uses_table(part: Sized, point: Point) -> Table:
-    table = _table(f"what {counted_devices(point.num_devices)} of {part.sizing.hardware} do")
+    table = _table(f"use of {counted_devices(point.num_devices)} of {part.sizing.hardware}")
     for heading in ("model", "stage"):
         table.add_column(heading)
     table.add_column("devices busy", justify="right")
@@ -91,7 +91,7 @@ def _uses_table(part: Sized, point: Point) -> Table:
 
 def _what_ifs_table(what_ifs: Sequence[Sized]) -> Table:
     table = _table(f"what if, on {what_ifs[0].sizing.hardware}")
-    table.add_column("what")
+    table.add_column("change")
     table.add_column("devices", justify="right")
     for one in what_ifs:
         table.add_row(str(one.sizing.what_if), "not enough" if one.fewest is None else f"{one.fewest}")
@@ -127,7 +127,7 @@ def _notes(answer: Answer) -> Iterator[str]:
     for name in asked.question.tables:
         if name not in asked.serving:
             lacks = ", ".join(unknown_pipelines(asked.requests, asked.question.tables[name]))
-            yield f"{name} has no costs of {lacks}, so that it cannot serve all."
+            yield f"{name} has no costs of {lacks}, so it cannot serve all requests."
     for sized in answer.alone:
         if not sized.points:
             late = f"{1 - sized.demand.reachable:.1%} of the requests would be late even alone"
@@ -136,9 +136,9 @@ def _notes(answer: Answer) -> Iterator[str]:
         yield f"stages: {answer.no_stages}."
     if not any(one.points for one in answer.alone):
         return
-    yield "meets: the whole interval is at the target or above; misses: below it."
-    yield "unsure: neither, and more samples are not expected to put it above."
-    yield "≤: ended early, and the rest counts as on time; open: not tried further, since another number decides."
+    yield "meets: the whole interval is at the target or above; misses: it is below."
+    yield "unsure: neither, and more samples would probably not put it above."
+    yield "≤: the run ended early, and the other requests count as on time; open: another number decided the search."
     for one in answer.alone:
         if one.in_the_mean is not None and one.in_the_mean != one.fewest:
             yield f"{counted_devices(one.in_the_mean)} of {one.sizing.hardware} reach the target in the mean only."
@@ -150,7 +150,7 @@ def _notes(answer: Answer) -> Iterator[str]:
 
 
 def error_text(error: PlanError) -> str:
-    """How far simulation was off, in one sentence."""
+    """Say in one sentence how far simulation was off."""
     return (
         f"Simulation against {error.compared_with}: {error.points:+.1f} points ({error.simulated:.1%} simulated, "
         f"{error.live:.1%} there, {error.num_requests} requests; {error.source})."

@@ -1,4 +1,4 @@
-"""From event logs to the charts that `report` draws, and to files in each of its formats."""
+"""Charts for `report`, from event logs, and their files in each format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WRITERS: dict[str, Callable[..., None]] = {".html": write_page, ".png": draw_ti
 
 
 def check_timeline_files(paths: Iterable[Path]) -> list[Path]:
-    """The same paths, checked before anything is read or run. Raises UserError for an unknown suffix."""
+    """Return the same paths, checked before anything is read or run. Raises UserError for an unknown suffix."""
     paths = list(paths)
     for path in paths:
         if path.suffix.lower() not in _WRITERS:
@@ -47,7 +47,7 @@ def draw_chart(path: Path, chart: Chart, *, title: str) -> None:
 
 
 def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = None) -> Chart:
-    """All that a log records, on its own clock; `ids` names the requests that are shown, by uid, instead of all."""
+    """Return all that a log records, on its own clock; `ids` names the requests to show, by uid, instead of all."""
     names = {past.request.uid: past.request.uid for past in history.requests} if ids is None else ids
     requests = [past for past in history.requests if past.request.uid in names]
     jobs = {past.job_id: past.request for past in requests if past.job_id is not None}
@@ -117,7 +117,7 @@ def _load(past: PastLoad) -> ChartLoad:
 
 
 def _read(past: PastRead, nodes: Mapping[int, int]) -> ChartLoad:
-    """At the first device of its node."""
+    """Return the load as a part of the chart, at the first device of its node."""
     return ChartLoad(
         device_id=min(device_id for device_id, node in nodes.items() if node == past.read.node),
         stage=past.read.stage.name,

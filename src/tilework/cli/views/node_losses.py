@@ -1,4 +1,4 @@
-"""What the loss of a node meant for the requests that were there, from an event log."""
+"""Losses of nodes in an event log, and their effect on the requests there."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class NodeLoss:
 
 
 def node_losses(history: History, ids: Mapping[str, RequestId]) -> tuple[NodeLoss, ...]:
-    """The nodes, of several, whose devices were lost all at once, in order of time; `ids` has other names of requests,
-    by uid.
+    """Return the nodes, of several, whose devices were lost all at once, in order of time; `ids` has other names of
+    requests, by uid.
     """
     devices: dict[int, set[int]] = {}
     lost: dict[tuple[int, int, str], set[int]] = {}
@@ -92,7 +92,7 @@ def _back_ns(history: History, lost_ns: int, node: int) -> int | None:
 
 
 def _moves(history: History, ids: Mapping[str, RequestId], at_ns: int, gone: set[int]) -> Iterator[RequestMove]:
-    """The requests that were open then, in order of arrival."""
+    """Yield the requests that were open then, in order of arrival."""
     for past in history.requests:
         if past.job_id is None or (past.finish_ns is not None and past.finish_ns <= at_ns):
             continue
@@ -104,7 +104,7 @@ def _moves(history: History, ids: Mapping[str, RequestId], at_ns: int, gone: set
 
 
 def _works_of(history: History, past: PastRequest) -> list[PastWork | LostWork]:
-    """In order of their starts, without those that were lost before they began."""
+    """Return the works in order of their starts, without those that were lost before they began."""
     works: list[PastWork | LostWork] = [*history.works, *history.lost]
     own = [one for one in works if past.job_id in one.work.job_ids and one.end_ns > one.start_ns]
     return sorted(own, key=lambda one: one.start_ns)
@@ -126,7 +126,7 @@ def _move(
 
 
 def _steps_made(work: PastWork | LostWork, past: PastRequest) -> int:
-    """How many steps of the request were made when the work ended, as far as they are kept."""
+    """Return the number of steps of the request that were done and kept when the work ended."""
     return _first_step(work, past) + (work.steps if work.work.stage.has_steps else 0)
 
 

@@ -1,16 +1,20 @@
-"""From simulations and event logs to the schedules and served requests that `report` reads."""
+"""Schedules, served requests and stage times for `report`, from simulations and event logs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from tilework.control.history import History
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import s_from_ns
 from tilework.core.work import Work
+from tilework.cost.corrections import deviation
+from tilework.cost.table_costs import TableCosts
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED, RequestLine, Schedule, WeightsLine, WorkLine
+from tilework.report.pages.demo_page import StageTime
 from tilework.sim.trace import Trace
 
 
@@ -51,13 +55,13 @@ def served_in(trace: Trace) -> list[ServedRequest]:
 
 
 def served_live(history: History) -> list[ServedRequest]:
-    """Requests that ended; one that a cut-off log leaves open is left out."""
+    """Return the requests that ended, without those that a cut-off log leaves open."""
     ended = [past for past in history.requests if past.status is not None]
     return [ServedRequest(request=p.request, status=str(p.status), finish_ns=p.finish_ns) for p in ended]
 
 
 def schedule_of_trace(trace: Trace, ids: Mapping[str, RequestId]) -> Schedule:
-    """`ids` names the requests as their workload does, by uid."""
+    """Return the schedule of a trace; `ids` names the requests as their workload does, by uid."""
     jobs = _job_ids(trace)
     works = tuple(
         _work_line(run.work, [ids[jobs[job_id]] for job_id in run.work.job_ids], run.start_ns, run.end_ns, run.steps)
@@ -82,7 +86,7 @@ def _job_ids(trace: Trace) -> dict[int, str]:
 
 
 def schedule_of_history(history: History, ids: Mapping[str, RequestId], shift_s: float = 0.0) -> Schedule:
-    """The part of a live run that belongs to the requests in `ids`, with `shift_s` added to its clock."""
+    """Return the part of a live run that belongs to the requests in `ids`, with `shift_s` added to its clock."""
     jobs = {past.job_id: past.request.uid for past in history.requests if past.request.uid in ids}
     works = tuple(
         _work_line(
@@ -121,4 +125,30 @@ def _line(served: ServedRequest, ids: Mapping[str, RequestId], shift_s: float = 
         finish_s=s_from_ns(served.finish_ns) + shift_s,
         status=DROPPED if served.status == Status.REJECTED else str(served.status),
         on_time=served.on_time,
+    )
+
+
+def stage_times(history: History) -> tuple[StageTime, ...]:
+    """Return the stage times by model and stage, from runs of one request.
+
+    Leaves out runs with previews or further passes, which take longer than their steps.
+    """
+    costs = TableCosts(history.header.table)
+    requests = {past.job_id: past.request for past in history.requests}
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for past in history.works:
+        stage = past.work.stage
+        request = requests[past.work.job_ids[0]]
+        if past.run_ns is None or past.predicted_ns is None or len(past.work.job_ids) > 1:
+            continue
+        if request.preview_every or request.passes != 1:
+            continue
+        expected_ns = costs.work_ns(stage, (request,), len(past.work.devices), past.steps)
+        if expected_ns:
+            ratios.setdefault((stage.pipeline, stage.name), []).append(past.run_ns / expected_ns)
+    return tuple(
+        StageTime(
+            model=model, stage=stage, num_runs=len(found), ratio=median(found), is_off=deviation(found) is not None
+        )
+        for (model, stage), found in ratios.items()
     )

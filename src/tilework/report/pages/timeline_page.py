@@ -33,7 +33,7 @@ def page(chart: Chart, title: str) -> str:
 
 
 def _script_safe(document: dict[str, Any]) -> str:
-    """JSON in which no text can end the script element around it."""
+    """Return JSON in which no text can end the script element around it."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -89,7 +89,7 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
 
 
 def _uses_text(uses: Mapping[int, str]) -> str:
-    """ "ED on devices 0, 1; C on device 2"."""
+    """Say the uses in words: "ED on devices 0, 1; C on device 2"."""
     devices: dict[str, list[str]] = {}
     for device_id, name in uses.items():
         devices.setdefault(name, []).append(str(device_id))

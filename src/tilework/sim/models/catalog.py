@@ -1,4 +1,4 @@
-"""The models of a simulated server, and how they change: as those of a live one."""
+"""Models of a simulated server, and the changes of them that an operator asks for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tilework.core.lora import Lora
 from tilework.core.request import Request
 from tilework.cost.table import CostTable, only
 from tilework.cost.table_file import table_json
-from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel
 
 
 class ChangeMisjudged(AssertionError):
@@ -22,7 +21,7 @@ class ChangeMisjudged(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What new requests may ask for: LoRAs by pipeline."""
+    """LoRAs that new requests may ask for, by pipeline."""
 
     loras: Mapping[str, frozenset[str]]
 
@@ -54,19 +53,21 @@ class SimCatalog:
         handle: Callable[[Event], None],
         open_requests: Callable[[], Iterable[Request]],
     ) -> None:
-        self._controller, self._handle, self._open_requests = controller, handle, open_requests
+        self._controller = controller
+        self._handle = handle
+        self._open_requests = open_requests
         self._offer = _Offer.of(controller().costs.table)
         self._waiting = deque[Change]()
         self.num_made = 0
         self.num_refused = 0
 
     def refusal(self, request: Request) -> str:
-        """Why a request is refused before the controller hears of it; empty if it is not."""
+        """Return why a request is refused before the controller hears of it; empty if it is not."""
         return "" if self._offer.admits(request) else f"{request.pipeline} is not served, or not with its LoRAs"
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a change waits for requests to end."""
+        """True if a change waits for requests to end."""
         return bool(self._waiting)
 
     def ask(self, change: Change) -> None:
@@ -81,7 +82,7 @@ class SimCatalog:
         return bool(self._waiting)
 
     def restart(self) -> None:
-        """The next server serves what the one before did; what was asked of that and not done yet is lost."""
+        """Begin as the next server: it serves what the one before did; changes not done yet are lost."""
         self._waiting.clear()
         self._offer = _Offer.of(self._table)
 
@@ -109,7 +110,7 @@ class SimCatalog:
         return True
 
     def _is_impossible(self, change: Change) -> bool:
-        """Whether it asks for a name that is taken, or is none, or for the only model."""
+        """Return whether a change asks for a taken or an unknown name, or for the only model."""
         table = self._table
         match change:
             case ServeModel():
@@ -139,7 +140,8 @@ class SimCatalog:
 
     def _is_refused(self, served: ModelServed, is_unusable: bool) -> bool:
         """Raises ChangeMisjudged."""
-        costs, before = self._controller().costs, self._table
+        costs = self._controller().costs
+        before = self._table
         version = costs.version
         try:
             self._controller().check(served)
@@ -158,3 +160,45 @@ def _concerns(change: RemoveModel | RemoveLora, request: Request) -> bool:
     if isinstance(change, RemoveLora) and change.name not in [one.name for one in request.loras]:
         return False
     return request.pipeline == change.pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeModel:
+    """Serve the one pipeline of a cost table. One that `is_unusable` must be refused."""
+
+    costs: CostTable
+    is_unusable: bool = False
+
+    @property
+    def pipeline(self) -> str:
+        return self.costs.pipelines[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveModel:
+    pipeline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddLora:
+    pipeline: str
+    name: str
+    lora: Lora
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveLora:
+    pipeline: str
+    name: str
+
+
+Change = ServeModel | RemoveModel | AddLora | RemoveLora
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedChange:
+    """A change that is asked for at `at_ns`. Its `number` in the scenario stays when others are left out."""
+
+    number: int
+    at_ns: int
+    change: Change

@@ -11,7 +11,7 @@ from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec
 from tilework.core.lora import Lora
 from tilework.cost.table import CostTable, graphs_of, only, renamed
-from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
+from tilework.sim.models.catalog import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
 from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
     WEIGHTS_UNIT,
@@ -26,7 +26,7 @@ _NEW_LORA = "new"
 
 
 def drawn_changes(table: CostTable, names: Sequence[str], random: Random, end_ns: int) -> tuple[TimedChange, ...]:
-    """Up to 16 changes until then of a server with this table of one pipeline; others come under these names, and go.
+    """Draw up to 16 changes of a server with this table of one pipeline; others come under these names, and go.
 
     Some ask for what cannot be: a name that is taken or is none, costs that cannot be used.
     """
@@ -52,7 +52,9 @@ def _drawn(table: CostTable, names: Sequence[str], random: Random, number: int) 
 
 
 def _model(table: CostTable, name: str, random: Random, number: int) -> ServeModel:
-    """A model with the same weights as that of the table, with others, with other stages, or one that is unusable."""
+    """Return a model with the same weights as that of the table, with others, with other stages, or one that is
+    unusable.
+    """
     kind = random.choice(("same weights", "other weights", "other stages", "other stages", "unusable"))
     made = _alike(table, name) if kind != "other stages" else _with_other_stages(table, name, random, number)
     if kind == "other weights":
@@ -97,7 +99,7 @@ def _with_other_stages(table: CostTable, name: str, random: Random, number: int)
 
 
 def _loras_like(table: CostTable, specs: Sequence[StageSpec], random: Random, number: int) -> dict[str, Lora]:
-    """LoRAs of the same names for other stages."""
+    """Return LoRAs of the same names for other stages."""
     parts = [part for spec in specs for part in spec.components]
     return {name: _lora(table, parts, random, number) for name in table.loras[PIPELINE]}
 
@@ -110,7 +112,7 @@ def _lora(table: CostTable, parts: Sequence[str], random: Random, number: int) -
 
 
 def _spoilt(made: CostTable, random: Random) -> CostTable:
-    """Costs that cannot be used: of another machine, or with a row of a stage that there is not."""
+    """Return costs that cannot be used: of another machine, or with a row of an unknown stage."""
     if random.random() < 0.5:
         return replace(made, hardware="another machine")
     return replace(made, rows=(*made.rows, replace(made.rows[0], stage="export", degree=1)))

@@ -19,13 +19,15 @@ class FrontEnds:
     """
 
     def __init__(self, clock: Clock, injector: FaultInjector, on_lost: Callable[[str], None]) -> None:
-        self._clock, self._injector, self._on_lost = clock, injector, on_lost
+        self._clock = clock
+        self._injector = injector
+        self._on_lost = on_lost
         self._is_on = "frontend" in injector.faults
         self._waiting: list[list[str]] = [[] for _ in range(_NUM)]
         self._num_requests = 0
 
     def take(self, uid: str) -> None:
-        """A request has come in. The front end that took it may die later."""
+        """Take a request that has come in. The front end that took it may die later."""
         if not self._is_on:
             return
         place = self._num_requests % _NUM
@@ -37,6 +39,7 @@ class FrontEnds:
             self._clock.at(at_ns, partial(self._die, place), is_device_event=True)
 
     def _die(self, place: int) -> None:
-        uids, self._waiting[place] = self._waiting[place], []
+        uids = self._waiting[place]
+        self._waiting[place] = []
         for uid in uids:
             self._on_lost(uid)

@@ -1,24 +1,28 @@
-"""Simulated nodes: messages between their agents and the server, what they fetch from each other, and their clocks."""
+"""Simulated nodes: sessions of agents with the server, blobs that they fetch, clocks, and cut links of devices."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 from tilework.control.nodes.blobs import NodeBlobs
+from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.places import NodePlaces
+from tilework.core.events import LinksChanged
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.node_blobs import BlobsFetched, DiscardBlob, FetchBlobs, LeaveOrigin
+from tilework.core.wire.node_blobs import BlobsFetched, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
 from tilework.core.wire.reports import Ended
 from tilework.sim.clock import Clock
 from tilework.sim.faults import FaultInjector
 from tilework.sim.network import Network
-from tilework.sim.nodes.session import Fetch, NodeSession
 from tilework.sim.runs import Run, State
 
-SILENCE_NS, _FETCH_S = 10 * NS_PER_S, 10.0  # As `runtime.nodes.config` has it.
+SILENCE_NS = 10 * NS_PER_S  # As `runtime.nodes.config` has it.
+_FETCH_S = 10.0  # As `runtime.nodes.config` has it.
 _UNHEARD_NS = NS_PER_S  # As `runtime.nodes.remote_node` has it.
 _MAX_PING_NS = 5 * NS_PER_MS  # One way.
 
@@ -44,13 +48,18 @@ class SimNodes:
         on_fetched: Callable[[int, int, int, int], None],
         on_unheard: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self._num, self._clock, self._injector, self._network = num_nodes, clock, injector, network
-        self._state_copies, self._on_fetched = min(state_copies, num_nodes), on_fetched
+        self._num = num_nodes
+        self._clock = clock
+        self._injector = injector
+        self._network = network
+        self._state_copies = min(state_copies, num_nodes)
+        self._on_fetched = on_fetched
         self._on_unheard = on_unheard
         self._sessions: dict[int, NodeSession] = {}
         self._states: dict[str, State] = {}
         self._forgotten: set[StateBlob] = set()
-        self._names, self._epochs = count(1), count(1)
+        self._names = count(1)
+        self._epochs = count(1)
         self._sent_in: dict[int, NodeSession] = {}  # The sessions of works, by their ids.
         self.num_outdated = 0  # Messages of sessions that were given up, and works of ended ones, that counted.
         self.num_clock_errors = 0  # Times that were off by more than was stated.
@@ -68,7 +77,7 @@ class SimNodes:
     # Sessions.
 
     def session(self, node: int) -> NodeSession:
-        """The latest session of a node."""
+        """Return the latest session of a node."""
         return self._sessions[node]
 
     def begin(self, node: int) -> None:
@@ -76,7 +85,8 @@ class SimNodes:
         before = self._sessions.get(node)
         if before is not None and not before.has_ended:
             return
-        ahead_ns, kept = 0, set[str]() if before is None else before.files
+        ahead_ns = 0
+        kept = set[str]() if before is None else before.files
         if self._injector.injects("clock"):
             ahead_ns = ns_from_s((self._injector.fraction("clock") * 2 - 1) * self._injector.faults.size("clock"))
         self._sessions[node] = session = NodeSession(node, next(self._epochs), ahead_ns, self._tell, kept)
@@ -84,13 +94,13 @@ class SimNodes:
         self.blobs.written([StateBlob(name, 1) for name in kept], session)
 
     def end(self, session: NodeSession) -> None:
-        """The agent of a node and all that it has are gone."""
+        """Remove the agent of a node and all that it has."""
         session.has_ended = True
         session.files.clear()
         session.coming.clear()
 
     def end_server(self, late: Collection[int]) -> None:
-        """The server has ended, and with it all sessions. Nodes keep their blobs for the next one, unless they are
+        """End the server and all sessions. Nodes keep their blobs for the next one, unless they are
         `late` for it.
         """
         for session in self._sessions.values():
@@ -100,7 +110,7 @@ class SimNodes:
             session.coming.clear()
 
     def lose(self, session: NodeSession) -> list[StateBlob] | None:
-        """The server learns that a node is lost: returns the blobs that only it had; None if it knows already."""
+        """Let the server learn that a node is lost; return the blobs that only it had, or None if known already."""
         if not self.places.lose(session.node, session):
             return None
         session.is_given_up = True
@@ -144,7 +154,7 @@ class SimNodes:
     # Messages.
 
     def to_server(self, session: NodeSession, call: Callable[[], None]) -> None:
-        """A message of a node: `call` handles it, if it arrives while its session counts."""
+        """Send a message of a node: `call` handles it, if it arrives while its session counts."""
         self._network.deliver(session.node, partial(self.receive, session, call))
 
     def receive(self, session: NodeSession, call: Callable[[], None]) -> None:
@@ -154,15 +164,15 @@ class SimNodes:
             call()
 
     def send_work(self, work_id: int, node: int) -> None:
-        """A work is sent to devices of a node."""
+        """Note that a work is sent to devices of a node."""
         self._sent_in[work_id] = self.places.there[node]
 
     def begin_work(self, work_id: int, node: int) -> None:
-        """Devices of a node begin a work, which must have been sent in its session."""
+        """Note that devices of a node begin a work, which must have been sent in its session."""
         self.num_outdated += self._sent_in.get(work_id) is not self._sessions[node]
 
     def to_node(self, session: NodeSession, call: Callable[[], None]) -> None:
-        """A message to a node: `call` handles it, if its session has not ended by then."""
+        """Send a message to a node: `call` handles it, if its session has not ended by then."""
         self._network.deliver(session.node, partial(self._unless_ended, session, call), is_device_event=True)
 
     def _unless_ended(self, session: NodeSession, call: Callable[[], None]) -> None:
@@ -190,22 +200,22 @@ class SimNodes:
     # Blobs.
 
     def put(self, state: State, node: int) -> StateBlob:
-        """A device of a node has written a state."""
+        """Keep a state that a device of a node has written; return its blob."""
         blob = StateBlob(str(next(self._names)), 1)
         self._states[blob.name] = state
         self._sessions[node].files.add(blob.name)
         return blob
 
     def state(self, blob: StateBlob) -> State | None:
-        """The state that was written as a blob; None if the server needs it no more."""
+        """Return the state that was written as a blob; None if the server needs it no more."""
         return self._states.get(blob.name)
 
     def has(self, blob: StateBlob) -> bool:
-        """Whether some node has a blob."""
+        """Return whether some node has a blob."""
         return any(blob.name in session.files for session in self._sessions.values())
 
     def forget(self, blob: StateBlob) -> None:
-        """A fault: no node has a blob any more, and the server does not know."""
+        """Lose a blob on all nodes, as a fault; the server does not know."""
         self._forgotten.add(blob)
         for session in self._sessions.values():
             session.files.discard(blob.name)
@@ -221,7 +231,7 @@ class SimNodes:
         return sum(len(session.files) for session in self._sessions.values())
 
     def discard(self, blobs: Collection[StateBlob]) -> None:
-        """The server needs blobs no more."""
+        """Discard blobs that the server no longer needs."""
         for blob in blobs:
             self.blobs.discard(blob)
         self._drop_states(blobs)
@@ -232,7 +242,8 @@ class SimNodes:
 
     def _fetch(self, session: NodeSession, message: FetchBlobs) -> None:
         """Begin to fetch: what its origin discards later comes all the same, unless the origin is lost."""
-        found, reason = list[StateBlob](), ""
+        found = list[StateBlob]()
+        reason = ""
         origin = next((one for one in self._sessions.values() if one.origin == message.origin), None)
         for blob in message.blobs:
             if origin is None or not self.is_there(blob, origin):
@@ -246,12 +257,14 @@ class SimNodes:
             return
         takes_s = self._injector.magnitude("fetch")
         if takes_s > message.timeout_s:
-            takes_s, fetch.found, reason = message.timeout_s, (), "it took too long"
+            takes_s = message.timeout_s
+            fetch.found = ()
+            reason = "it took too long"
         end = partial(self._end_fetch, session, fetch, reason)
         self._clock.at(self._clock.now_ns + ns_from_s(takes_s), end, is_device_event=True)
 
     def is_there(self, blob: StateBlob, session: NodeSession) -> bool:
-        """Whether a node has a blob; notes if it does not, though the server believes that.
+        """Return whether a node has a blob; note if it lacks one that the server believes it has.
 
         Of a node that has ended it may believe so until it learns of the end.
         """
@@ -262,12 +275,13 @@ class SimNodes:
         return is_there
 
     def _end_fetch(self, session: NodeSession, fetch: Fetch, reason: str) -> None:
-        """A fetch has ended, unless it or its session has ended before."""
+        """End a fetch, unless it or its session has ended before."""
         message = fetch.message
         if session.has_ended or session.coming.get(message.blobs[0].name) is not fetch:
             return
         if fetch.origin is None or fetch.origin.has_ended:
-            fetch.found, reason = (), "its node was lost"
+            fetch.found = ()
+            reason = "its node was lost"
         session.files |= {blob.name for blob in fetch.found}
         for blob in message.blobs:
             del session.coming[blob.name]
@@ -277,7 +291,7 @@ class SimNodes:
         self.to_server(session, partial(self._fetched, answer, session, fetch.origin))
 
     def _fetched(self, answer: BlobsFetched, session: NodeSession, origin: NodeSession | None) -> None:
-        """The server hears of a fetch, and learns from the time that it took."""
+        """Let the server hear of a fetch, and learn from its time."""
         place = self.blobs.fetched(answer, session)
         if place is None or not answer.run_ns:
             return
@@ -299,3 +313,97 @@ class SimNodes:
         error_ns = session.clock.error_ns
         assert error_ns is not None
         self.num_clock_errors += abs(report.end_ns - run.end_ns) > error_ns
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Fetch:
+    """Blobs on their way to a node: `found` are those that the session of its `origin` has.
+
+    Calls `waiting` at the end.
+    """
+
+    message: FetchBlobs
+    found: tuple[StateBlob, ...]
+    origin: NodeSession | None
+    begin_ns: int
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+
+class NodeSession:
+    """The agent of a node from its greeting on, and a `BlobNode` of the server.
+
+    Of the server are `fetches`, `clock`, and how far it is with leaving. Of the agent are `files`, the names of its
+    blobs; `coming`, what it fetches, by the name of the blob; and `ahead_ns`, how far its clock is ahead of that of the
+    server. It `has_ended` when its workers have; the server learns that later, or gave it up before.
+    """
+
+    def __init__(
+        self, node: int, epoch: int, ahead_ns: int, tell: Callable[[NodeSession, object], None], files: Iterable[str]
+    ) -> None:
+        self.node = node
+        self.origin = Origin(f"node {node}", 0, epoch)
+        self.has_started = True
+        self.fetches: dict[int, FetchBlobs] = {}
+        self.is_cordoned = self.is_handing_over = False
+        self.clock = ClockOffset()
+        self.files = set(files)
+        self.coming: dict[str, Fetch] = {}
+        self.ahead_ns = ahead_ns
+        self.has_ended = False
+        self.is_given_up = False
+        self._tell = tell
+
+    @property
+    def stays(self) -> bool:
+        return not self.is_cordoned
+
+    def tell(self, message: object) -> None:
+        self._tell(self, message)
+
+    def when_there(self, blobs: Iterable[StateBlob], call: Callable[[], None]) -> None:
+        """Call when none of these blobs is on its way any more, now or later; not if the session ends before."""
+        awaited = {id(fetch): fetch for blob in blobs if (fetch := self.coming.get(blob.name)) is not None}
+        if not awaited:
+            call()
+            return
+        missing = len(awaited)
+
+        def one_ended() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing and not self.has_ended:
+                call()
+
+        for fetch in awaited.values():
+            fetch.waiting.append(one_ended)
+
+
+class SimLinks:
+    """Links of simulated accelerators to the others of their node: all are connected, but for a while after `cut`.
+
+    Accelerators without links run in no group. `after` calls later, unless the server has been restarted by then."""
+
+    def __init__(
+        self, after: Callable[[int, Callable[[], None]], None], on_event: Callable[[LinksChanged], object]
+    ) -> None:
+        self._after = after
+        self._on_event = on_event
+        self._cuts: Counter[int] = Counter()  # Number of open cuts, by device.
+
+    def cut(self, devices: Iterable[int], length_ns: int) -> None:
+        """Let each of these devices be alone for this time."""
+        cut = tuple(devices)
+        self._cuts.update(cut)
+        self._tell()
+        self._after(length_ns, lambda: self._mend(cut))
+
+    def restart(self) -> None:
+        """Begin as the next server, for which all are connected."""
+        self._cuts.clear()
+
+    def _mend(self, cut: Iterable[int]) -> None:
+        self._cuts -= Counter(cut)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._on_event(LinksChanged(tuple(sorted(self._cuts)), bool(self._cuts)))

@@ -10,8 +10,7 @@ from tilework.core.work import Group
 from tilework.sim.clock import Clock
 from tilework.sim.config import Layout
 from tilework.sim.device import StateTransfer
-from tilework.sim.nodes.nodes import SimNodes
-from tilework.sim.nodes.session import NodeSession
+from tilework.sim.nodes.nodes import NodeSession, SimNodes
 
 
 class StateTransfers:
@@ -29,7 +28,7 @@ class StateTransfers:
         self._waiting: dict[StateMove, dict[int, StateTransfer]] = {}
 
     def begin(self, move: StateMove, times_ns: Mapping[int, int]) -> Iterator[tuple[int, StateTransfer]]:
-        """The transfers of a move, one per target, which take so long; sent now if the move is resolved."""
+        """Return the transfers of a move, one per target, which take so long; sent now if the move is resolved."""
         transfers = {target: StateTransfer(job_id=move.job_id, move_ns=times_ns[target]) for target in move.targets}
         if move.is_resolved:
             self._send(move, transfers)
@@ -43,7 +42,8 @@ class StateTransfers:
 
     def _send(self, move: StateMove, transfers: Mapping[int, StateTransfer]) -> None:
         """Send each node its transfers, and tell it to fetch what it lacks before. A node that is lost gets nothing."""
-        blobs, by_node = [one.blob for one in move.states], dict[int, dict[int, StateTransfer]]()
+        blobs = [one.blob for one in move.states]
+        by_node = dict[int, dict[int, StateTransfer]]()
         for target, transfer in transfers.items():
             by_node.setdefault(self._layout.node(target), {})[target] = transfer
         for node, some in by_node.items():

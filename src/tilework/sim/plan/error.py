@@ -1,4 +1,4 @@
-"""How far simulation was from what it was compared with: a live server, or another simulation."""
+"""The error of simulation against a live server or another simulation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from importlib.resources import files
 
 from tilework.core.request import Request
 from tilework.sim.config import SimConfig
-from tilework.sim.plan.judge import Decided, Judge
+from tilework.sim.plan.interval import Decided, Judge
 from tilework.sim.plan.trial import Question
 from tilework.sim.simulation import Simulation
 
 
 class ComparedWith(StrEnum):
-    """What the same requests were served by before, in words."""
+    """Earlier server of the same requests, in words."""
 
     SERVER = "a live server"
     SIMULATED_DEVICES = "a live server with simulated devices"
@@ -43,7 +43,7 @@ class PlanError:
 
 
 def shipped_error() -> PlanError:
-    """That of the bench `modelled`: a live server with eight simulated GPUs, predicted from the cost table alone."""
+    """Error of the bench `modelled`: a live server with eight simulated GPUs, predicted from the cost table alone."""
     document = json.loads(files("tilework.data").joinpath("plan_error.json").read_text("utf-8"))
     return PlanError(
         simulated=document["predicted"],
@@ -56,7 +56,7 @@ def shipped_error() -> PlanError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """How requests were served before: on how many devices, by what, and how many met a deadline."""
+    """Earlier run of the same requests: number of devices, server, and deadlines met."""
 
     num_devices: int
     num_met: int
@@ -65,7 +65,7 @@ class PastRun:
 
 
 def error_of_run(question: Question, hardware: str, requests: Sequence[Request], run: PastRun) -> PlanError:
-    """That of requests that have run: simulated on as many devices.
+    """Measure the error on requests that have run: simulate them on as many devices.
 
     Requests without a deadline are simulated, too, and not counted.
     """

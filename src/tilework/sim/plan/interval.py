@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
+from tilework.core.actions import Action, Finish, Reject
+from tilework.core.events import Event
+from tilework.core.request import Request, Status
+
 _NORMAL = NormalDist().inv_cdf(0.975)
 # The quantile at 97.5% of Student's t with 1, 2, ... degrees of freedom.
 _T = (
@@ -47,15 +51,15 @@ class Share:
     num_independent: float
 
     def low_at_most(self, factor: float) -> float:
-        """The lower end that is still in reach with `factor` times as many requests: if the others have the share at
-        the upper end of this interval.
+        """Return the lower end that is still in reach with `factor` times as many requests: if the others have the
+        share at the upper end of this interval.
         """
         value = (self.value + (factor - 1) * self.high) / factor
         return _wilson(value, factor * self.num_independent, _NORMAL)[0]
 
 
 def share_of(blocks: Sequence[Block]) -> Share:
-    """The share of all blocks together. There is at least one, and none is empty."""
+    """Return the share of all blocks together. There is at least one, and none is empty."""
     num_due = sum(block.num_due for block in blocks)
     value = sum(block.num_on_time for block in blocks) / num_due
     quantile = t_quantile(len(blocks) - 1) if len(blocks) > 1 else _NORMAL
@@ -65,7 +69,7 @@ def share_of(blocks: Sequence[Block]) -> Share:
 
 
 def t_quantile(freedom: int) -> float:
-    """The quantile at 97.5% of Student's t; beyond the table by Cornish and Fisher's expansion, to four digits."""
+    """Return the 97.5% quantile of Student's t; beyond the table by Cornish and Fisher's expansion, to four digits."""
     if freedom <= len(_T):
         return _T[freedom - 1]
     z = _NORMAL
@@ -75,12 +79,12 @@ def t_quantile(freedom: int) -> float:
 
 
 def num_to_show(target: float) -> int:
-    """How many requests, all of them on time, it takes for an interval that is at the target or above."""
+    """Return the number of requests, all on time, that put the whole interval at the target or above."""
     return math.ceil(_NORMAL**2 * target / (1 - target))
 
 
 def _design_effect(blocks: Sequence[Block], value: float, num_due: int) -> float:
-    """At least 1; 1 also where it cannot be told."""
+    """Return the design effect, at least 1; also 1 where it is unknown."""
     independent = value * (1 - value) / num_due
     if len(blocks) < 2 or not independent:
         return 1.0
@@ -93,3 +97,68 @@ def _wilson(value: float, num: float, quantile: float) -> tuple[float, float]:
     middle = (value + square / (2 * num)) / (1 + square / num)
     half = quantile * math.sqrt(value * (1 - value) / num + square / (4 * num**2)) / (1 + square / num)
     return max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half))  # Rounding may put value outside.
+
+
+BLOCKS = 10
+"""Number of blocks that the requests of a run are cut into, at most."""
+SHOWN = 0.25
+"""A run goes on while the share on time may be as near to the target as that, so that curves show how far below."""
+
+
+class Decided(Exception):
+    """No request is left whose deadline can still be kept or missed, or the target is far out of reach."""
+
+
+class Judge:
+    """Counts which deadlines are kept, for `Simulation.run(observe=...)`. Raises Decided when the rest does not matter.
+
+    A deadline is missed once it has passed, or its request has ended without a result, also if one is made later.
+    """
+
+    def __init__(self, requests: Sequence[Request], target: float) -> None:
+        """`requests` are those whose deadlines count, in order of arrival; others may be simulated with them."""
+        due = [one for one in requests if one.deadline_ns is not None]
+        self._place = {one.uid: index for index, one in enumerate(due)}
+        self._by_deadline = sorted((one.deadline_ns, one.uid) for one in due if one.deadline_ns is not None)
+        self._num_passed = 0
+        self._open = set(self._place)
+        self._missed: list[str] = []
+        self._most_missed = round(len(due) * (1 - target + SHOWN))
+
+    def __call__(self, event: Event, actions: Sequence[Action], now_ns: int) -> None:
+        while self._num_passed < len(self._by_deadline) and self._by_deadline[self._num_passed][0] < now_ns:
+            self._end(self._by_deadline[self._num_passed][1], is_kept=False)
+            self._num_passed += 1
+        for action in actions:
+            if type(action) is Finish:
+                self._end(action.uid, is_kept=action.status is Status.DONE)
+            elif type(action) is Reject:
+                self._end(action.uid, is_kept=False)
+        if self.is_whole or len(self._missed) > self._most_missed:
+            raise Decided
+
+    def _end(self, uid: str, *, is_kept: bool) -> None:
+        if uid in self._open:
+            self._open.remove(uid)
+            if not is_kept:
+                self._missed.append(uid)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all deadlines were judged; else the others count as kept."""
+        return not self._open
+
+    def end(self) -> None:
+        """End without further events: deadlines not kept by now are missed."""
+        self._missed += self._open
+        self._open.clear()
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Return requests with a deadline in the order of their arrival, in blocks of equal size to within one."""
+        num = min(BLOCKS, len(self._place))
+        due, missed = [0] * num, [0] * num
+        for place in self._place.values():
+            due[place * num // len(self._place)] += 1
+        for uid in self._missed:
+            missed[self._place[uid] * num // len(self._place)] += 1
+        return tuple(Block(all_, all_ - late) for all_, late in zip(due, missed, strict=True))

@@ -25,7 +25,7 @@ from tilework.sim.plan.search import Sized
 from tilework.sim.plan.traffic import Size, sizes_of
 
 MOST_DIVISIONS = 4
-"""How many divisions of the sizes are sized by simulation, at most."""
+"""Number of divisions of the sizes that are simulated, at most."""
 
 Division = Mapping[str, frozenset[Size]]
 """The sizes that each hardware serves."""
@@ -33,7 +33,7 @@ Division = Mapping[str, frozenset[Size]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """What to buy: how many devices of each hardware, for which sizes. `usd_per_h` is the price of all."""
+    """Devices to buy: the number of each hardware, and their sizes. `usd_per_h` is the price of all."""
 
     parts: Sequence[Sized]
     usd_per_h: float
@@ -46,7 +46,7 @@ def cheapest(
     alone: Sequence[Sized],
     size: Callable[[str, frozenset[Size]], Sized],
 ) -> Purchase | None:
-    """The cheapest purchase; None if there is none that meets the target.
+    """Return the cheapest purchase; None if there is none that meets the target.
 
     Args:
         prices: of a device of each hardware, in US dollars per hour.
@@ -71,7 +71,7 @@ def cheapest(
 def _divisions(
     requests: Sequence[Request], tables: Mapping[str, CostTable], prices: Mapping[str, float]
 ) -> Iterator[tuple[float, Division]]:
-    """Divisions of the sizes between two kinds of hardware, each with the least that they can cost per hour."""
+    """Yield divisions of the sizes between two kinds of hardware, each with the least that they can cost per hour."""
     sizes = sizes_of(requests)
     until_ns = max(one.arrival_ns if one.deadline_ns is None else one.deadline_ns for one in requests)
     span_ns = max(1, until_ns - requests[0].arrival_ns)
@@ -93,8 +93,9 @@ def _has_deadline(sizes: Mapping[Size, Sequence[Request]], some: Sequence[Size])
 
 
 def _usd(sizes: Mapping[Size, Sequence[Request]], table: CostTable, usd_per_ns: float) -> dict[Size, float]:
-    """What the requests of each size cost on a hardware; infinite where it cannot serve them in time."""
-    costs, known = TableCosts(table), {row.pipeline for row in table.rows}
+    """Return the cost of the requests of each size on a hardware; infinite where it cannot serve them in time."""
+    costs = TableCosts(table)
+    known = {row.pipeline for row in table.rows}
     found = {}
     for size, requests in sizes.items():
         slos_ns = [one.deadline_ns - one.arrival_ns for one in requests if one.deadline_ns is not None]
@@ -105,5 +106,5 @@ def _usd(sizes: Mapping[Size, Sequence[Request]], table: CostTable, usd_per_ns: 
 
 
 def unknown_pipelines(requests: Sequence[Request], table: CostTable) -> list[str]:
-    """The pipelines of requests that a cost table does not have, by name."""
+    """Return the pipelines of requests that a cost table does not have, by name."""
     return sorted({one.pipeline for one in requests} - {row.pipeline for row in table.rows})

@@ -37,8 +37,8 @@ _AT_ONCE = 2
 
 
 class Verdict(StrEnum):
-    """What simulations say of a number of devices: its whole interval is above the target, or below; neither, and more
-    samples would not put it above; or it is open, since another number has decided the search.
+    """Judgement of a number of devices by simulation: its whole interval is above the target, or below; neither, and
+    more samples would not put it above; or it is open, since another number has decided the search.
     """
 
     MEETS = "meets"
@@ -75,7 +75,7 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """What a search has found. `fewest` meets the target; None: none of the numbers does.
+    """Result of a search. `fewest` meets the target; None: none of the numbers does.
 
     `points` are all that were tried, ascending. Fewer than `demand.least` cannot meet it, whatever decides.
     """
@@ -93,12 +93,12 @@ class Sized:
 
     @property
     def spare(self) -> float:
-        """What the fewest have beyond the load, as a multiple of its root: the first guess for traffic like this."""
+        """Surplus of the fewest over the load, as a multiple of its root: the first guess for traffic like this."""
         return SPARE if self.fewest is None else (self.fewest - self.demand.load) / sqrt(self.demand.load)
 
     @property
     def point(self) -> Point | None:
-        """That of the fewest."""
+        """Point of the fewest."""
         return self.at(self.fewest)
 
     def at(self, num_devices: int | None) -> Point | None:
@@ -106,7 +106,7 @@ class Sized:
 
 
 def numbers_of(devices_per_node: int, step: int | None, most: int) -> tuple[int, ...]:
-    """The numbers of devices that can be bought: every `step`; without it single ones on a node, and then nodes."""
+    """Return the numbers of devices to choose from: every `step`; without it single ones on a node, then nodes."""
     if step is not None:
         return tuple(range(step, most + 1, step))
     return (*range(1, min(devices_per_node, most + 1)), *range(devices_per_node, most + 1, devices_per_node))
@@ -124,7 +124,7 @@ def fewest_devices(sizing: Sizing, traffic: Traffic, table: CostTable, target: f
 
 
 def more_points(sized: Sized, factors: Sequence[float], attempt: Try) -> Sized:
-    """The same with points of one sample at these multiples of the answer, for a curve."""
+    """Return the same with points of one sample at these multiples of the answer, for a curve."""
     if sized.fewest is None:
         return sized
     numbers = sized.sizing.numbers
@@ -157,7 +157,7 @@ def _point(num_devices: int, outcomes: Sequence[Outcome], target: float, num_sam
 
 @dataclass(slots=True)
 class _Search:
-    """Places are those of `sizing.numbers`. `below` is the largest that is known not to meet the target, or -1."""
+    """State of a search over places in `sizing.numbers`. `below` is the largest known not to meet the target, or -1."""
 
     sizing: Sizing
     target: float
@@ -169,7 +169,8 @@ class _Search:
     met: int | None = None
 
     def __post_init__(self) -> None:
-        load, numbers = self.demand.load, self.sizing.numbers
+        load = self.demand.load
+        numbers = self.sizing.numbers
         self.below = bisect_left(numbers, self.demand.least) - 1
         self.guess = max(self.below + 1, bisect_left(numbers, load + self.sizing.spare * sqrt(load)))
 
@@ -183,12 +184,12 @@ class _Search:
             places = self._next()
 
     def _places(self, *places: int) -> list[int]:
-        """Those of these places that are open, and the nearest open one for those that are beyond."""
+        """Return the open ones of these places, and the nearest open one for those that are beyond."""
         top = len(self.sizing.numbers) - 1 if self.met is None else self.met - 1
         return sorted({min(max(place, self.below + 1), top) for place in places} - self.points.keys())
 
     def _next(self) -> list[int]:
-        """The places to try next; none if the answer is known."""
+        """Return the places to try next; none if the answer is known."""
         if self.met is None:
             stride = max(1, self.below - self.guess + 1)
             return self._places(self.below + stride, self.below + 2 * stride) if self._is_open() else []
@@ -204,7 +205,7 @@ class _Search:
         return self.below < len(self.sizing.numbers) - 1
 
     def _bracket(self) -> None:
-        """The fewest that meet the target, and of those below them the most that do not."""
+        """Find the fewest that meet the target, and of those below them the most that do not."""
         misses = [place for place, one in self.points.items() if one.verdict is Verdict.MISSES]
         above = max(misses, default=-1)
         met = [place for place, one in self.points.items() if one.verdict is Verdict.MEETS and place > above]
@@ -237,7 +238,7 @@ class _Search:
         return [place for place in places if low < place < high]
 
     def _trials(self, places: Sequence[int], outcomes: dict[int, list[Outcome]]) -> Iterator[tuple[int, int]]:
-        """The next sample of each place; of a single one the next two."""
+        """Yield the next sample of each place; of a single one the next two."""
         for place in places:
             done = len(outcomes[place])
             ahead = 1 if len(places) >= _AT_ONCE else _AT_ONCE

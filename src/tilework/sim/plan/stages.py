@@ -1,4 +1,4 @@
-"""Which stages of a workflow should have how many devices: by OnePiece's Theorem 1, by simulation, and undivided.
+"""Division of devices among the stages of a workflow: by OnePiece's Theorem 1, by simulation, and undivided.
 
 Theory of operation. The stages before, with and after the steps are three services, each with instances of its own
 (`policy.published.onepiece`). Theorem 1 gives each as many as makes the slowest as fast as it can be, by the device
@@ -26,13 +26,12 @@ from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Traffic as Taken
 from tilework.policy.registry import make_policy
-from tilework.sim.garbage import without_collections
 from tilework.sim.plan.trial import Question
-from tilework.sim.simulation import Simulation
+from tilework.sim.simulation import Simulation, without_collections
 from tilework.sim.trace import Ending
 
 MOST_ROUNDS = 8
-"""How often the division is changed at most."""
+"""Number of changes of the division, at most."""
 
 
 class NoStages(ValueError):
@@ -41,7 +40,7 @@ class NoStages(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShare:
-    """What the traffic takes of one service: device seconds per request."""
+    """Demand of the traffic on one service: device seconds per request."""
 
     name: str
     device_s: float
@@ -67,7 +66,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """`width` is how many devices an instance has. `best` is the best division that simulation found."""
+    """Plan of stages. `width` is the number of devices per instance, `best` the best division that simulation found."""
 
     hardware: str
     num_devices: int
@@ -87,9 +86,11 @@ def stage_plan(
     on_done: Callable[[Partition], None] = lambda partition: None,
 ) -> StagePlan:
     """Divide the devices of one hardware, for the first sample of the traffic. Raises NoStages, UnknownCost."""
-    requests, table = question.sample_of(0).simulated, question.tables[hardware]
+    requests = question.sample_of(0).simulated
+    table = question.tables[hardware]
     taken = _taken(requests, table, num_devices)
-    services, costs = taken.services.all(), TableCosts(table)
+    services = taken.services.all()
+    costs = TableCosts(table)
     num = num_devices // taken.widest
     if len(services) < 2 or num < len(services):
         raise NoStages(
@@ -114,8 +115,9 @@ def stage_plan(
 
 
 def _taken(requests: Sequence[Request], table: CostTable, num_devices: int) -> Taken:
-    """What all requests take of each service."""
-    costs, taken = TableCosts(table), Taken(mode=OnePieceDispatch().mode, services=Services())
+    """Return the demand of all requests on each service."""
+    costs = TableCosts(table)
+    taken = Taken(mode=OnePieceDispatch().mode, services=Services())
     for request in requests:
         taken.note(request, costs)
     width = min(taken.wanted, table.devices_per_node, num_devices)
@@ -136,13 +138,17 @@ class _Study:
         width: int,
         on_done: Callable[[Partition], None],
     ) -> None:
-        self._question, self._table, self._requests = question, question.tables[hardware], requests
+        self._question = question
+        self._table = question.tables[hardware]
+        self._requests = requests
         self._sim = replace(question.sim, num_devices=num_devices)
-        self._each_s, self._width, self._on_done = each_s, width, on_done
+        self._each_s = each_s
+        self._width = width
+        self._on_done = on_done
         self.known: dict[tuple[int, ...], Partition] = {}
 
     def climbed(self, at: Partition) -> Partition:
-        """The division that is reached from this one, by the best neighbour each time."""
+        """Return the division that is reached from this one, by the best neighbour each time."""
         for _ in range(MOST_ROUNDS):
             best = max(map(self.partition, _neighbours(at.counts)), key=lambda one: one.worth, default=at)
             if best.worth <= at.worth:
@@ -177,13 +183,13 @@ def _attainment(endings: Sequence[Ending]) -> float | None:
 
 
 def _mean_s(endings: Sequence[Ending]) -> float:
-    """Mean latency; infinite if a request has no image."""
+    """Return the mean latency; infinite if a request has no image."""
     is_whole = all(one.status is Status.DONE for one in endings)
     return fsum(s_from_ns(one.latency_ns) for one in endings) / len(endings) if is_whole else inf
 
 
 def _neighbours(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Those in which one instance serves another service; none is left without."""
+    """Yield the divisions in which one instance serves another service; no service is left without one."""
     for giver, num in enumerate(counts):
         for taker in range(len(counts)):
             if taker != giver and num > 1:
@@ -191,7 +197,7 @@ def _neighbours(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _as_given(own: Mapping[Service, int], loads: Mapping[Service, float], num_instances: int) -> dict[Service, int]:
-    """These instances for each of the services that were seen so far, and what is for the others for the first."""
+    """Return these instances for each service seen so far; the first one also gets those of the others."""
     counts = {service: own.get(service, 1) for service in loads}
     first = next(iter(counts))
     counts[first] += num_instances - sum(counts.values())

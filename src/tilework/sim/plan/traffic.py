@@ -1,4 +1,4 @@
-"""What is asked for: requests drawn anew for each seed, or those that came, drawn again in blocks; and what-ifs."""
+"""Traffic: requests drawn anew for each seed, or those that came, drawn again in blocks; and what-ifs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilework.sim.workloads.family import Family, stream
 from tilework.sim.workloads.requests import to_requests
 
 _BLOCKS = 12
-"""Into how many parts of equal length traffic that came is cut, to be drawn again."""
+"""Number of parts of equal length into which traffic that came is cut, to be drawn again."""
 
 
 class Size(NamedTuple):
-    """What is asked for, as far as it decides the cost on any hardware."""
+    """Part of a request that decides its cost on any hardware."""
 
     pipeline: str
     shape: Shape
@@ -58,7 +58,7 @@ class Traffic:
     draw: Callable[[int], Sequence[Request]]
 
     def requests(self, seed: int, what_if: WhatIf = AS_ASKED, sizes: Collection[Size] | None = None) -> list[Request]:
-        """Those of a seed; of `sizes` alone, if any are given. Equal arguments give equal requests."""
+        """Draw the requests of a seed, of `sizes` alone if any are given. Equal arguments give equal requests."""
         found = [_changed(request, what_if) for request in self.draw(seed)]
         if what_if.heaviest != 1:
             found = _with_more(found, what_if.heaviest, stream(seed, "heaviest"))
@@ -82,7 +82,7 @@ class Sample:
 
 
 def sample_of(requests: Sequence[Request], size: int, number: int) -> Sample:
-    """The sample of this number, from 0, of requests in order of arrival: `size` deadlines, or somewhat fewer."""
+    """Return sample number `number`, from 0, of requests in order of arrival: `size` deadlines, or somewhat fewer."""
     due = [one for one in requests if one.deadline_ns is not None]
     num = num_samples(len(due), size)
     if num == 1:
@@ -97,12 +97,12 @@ def sample_of(requests: Sequence[Request], size: int, number: int) -> Sample:
 
 
 def num_samples(num_due: int, size: int) -> int:
-    """Into how many samples requests with this many deadlines are cut."""
+    """Return the number of samples into which requests with this many deadlines are cut."""
     return max(1, ceil(num_due / size))
 
 
 def _spread(num: int) -> list[int]:
-    """0 to `num` - 1, such that the first few are spread evenly, whatever their number (van der Corput's sequence)."""
+    """Return 0 to `num` - 1 in an order whose first few are spread evenly (van der Corput's sequence)."""
     bits = max(1, (num - 1).bit_length())
     reversed_ = (int(f"{place:0{bits}b}"[::-1], 2) for place in range(1 << bits))
     ordered = [place for place in reversed_ if place < num]
@@ -118,9 +118,11 @@ def _changed(request: Request, what_if: WhatIf) -> Request:
 
 
 def _with_more(requests: Sequence[Request], factor: float, rng: Random) -> list[Request]:
-    """The same arrivals, with `factor` times as many of the heaviest size, as far as there are others to take from."""
+    """Return the same arrivals, with `factor` times as many of the heaviest size, as far as there are others to take
+    from.
+    """
     heaviest = max(map(size_of, requests), key=lambda size: (size.shape.pixels * size.steps, size))
-    places: dict[bool, list[int]] = {True: [], False: []}  # By whether it is the heaviest.
+    places: dict[bool, list[int]] = {True: [], False: []}  # True: of the heaviest size.
     for index, request in enumerate(requests):
         places[size_of(request) == heaviest].append(index)
     if not places[False]:
@@ -168,7 +170,7 @@ class Resampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What requests take: the least device time per second (`load`), the devices with fewer than which the target is
+    """Demand of requests: the least device time per second (`load`), the devices with fewer than which the target is
     out of reach (`least`), and the share of deadlines that can be kept if nothing else runs (`reachable`).
     """
 
@@ -178,7 +180,7 @@ class Demand:
 
 
 def demand_of(requests: Sequence[Request], costs: TableCosts, target: float, *, has_batches: bool) -> Demand:
-    """The demand of requests on devices of these costs. Raises UnknownCost.
+    """Return the demand of requests on devices of these costs. Raises UnknownCost.
 
     Those on time are at least a share `target`, and all is done by the latest deadline. With batches, requests may take
     less than each alone, so that one device is all that is known to be needed.
@@ -195,7 +197,7 @@ def demand_of(requests: Sequence[Request], costs: TableCosts, target: float, *, 
 
 
 def _is_reachable(request: Request, costs: TableCosts) -> bool:
-    """Whether a request has a deadline that can be kept alone. Tables do not say how fast a cache or no guidance is."""
+    """Return whether a request can keep its deadline alone. Tables do not say how fast a cache or no guidance is."""
     if request.deadline_ns is None:
         return False
     is_as_tabled = request.guided and request.cache is None
@@ -203,7 +205,7 @@ def _is_reachable(request: Request, costs: TableCosts) -> bool:
 
 
 def sizes_of(requests: Sequence[Request]) -> dict[Size, list[Request]]:
-    """The requests of each size, those with most pixels and steps first."""
+    """Return the requests of each size, those with most pixels and steps first."""
     found: dict[Size, list[Request]] = {}
     for one in requests:
         found.setdefault(size_of(one), []).append(one)

@@ -15,19 +15,17 @@ from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.cost.table import CostTable
 from tilework.sim.config import SimConfig
-from tilework.sim.garbage import without_collections
-from tilework.sim.plan.interval import Block
-from tilework.sim.plan.judge import Decided, Judge
+from tilework.sim.plan.interval import Block, Decided, Judge
 from tilework.sim.plan.traffic import AS_ASKED, Sample, Size, Traffic, WhatIf, num_samples, sample_of
 from tilework.sim.runs import Run
-from tilework.sim.simulation import Simulation
+from tilework.sim.simulation import Simulation, without_collections
 
 _MOST_DRAWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked: how many devices keep a share `target` of the deadlines of the traffic.
+    """Question of how many devices keep a share `target` of the traffic's deadlines.
 
     `tables` are the costs of each hardware, by its name. `sim` has what all simulations have in common; the number of
     devices and the seed are those of each trial. `sample` is how many deadlines one trial judges.
@@ -42,7 +40,7 @@ class Question:
     _drawn: dict[object, Sequence[Request]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def sample_of(self, number: int, what_if: WhatIf = AS_ASKED, sizes: Collection[Size] | None = None) -> Sample:
-        """The sample of this number, from 0: those of one seed, then those of the next."""
+        """Return the sample of this number, from 0: those of one seed, then those of the next."""
         num_due = sum(one.deadline_ns is not None for one in self._requests(0, what_if, sizes))
         seed, place = divmod(number, num_samples(num_due, self.sample))
         return sample_of(self._requests(seed, what_if, sizes), self.sample, place)
@@ -69,7 +67,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Which deadlines were kept, in blocks. Unless it `is_whole` the run was ended early, and the rest counts as kept.
+    """Deadlines kept in one trial, in blocks. Unless it `is_whole`, the run ended early, and the rest counts as kept.
 
     `device_s` is the device time that ran up to then, by pipeline, stage and degree, and `run_s` how long that was.
     """
@@ -83,7 +81,8 @@ class Outcome:
 def tried(question: Question, trial: Trial) -> Outcome:
     """Simulate one trial. Raises what a policy or the simulation raises."""
     sample = question.sample_of(trial.sample, trial.what_if, trial.sizes)
-    requests, judge = sample.simulated, Judge(sample.judged, question.target)
+    requests = sample.simulated
+    judge = Judge(sample.judged, question.target)
     config = replace(question.sim, num_devices=trial.num_devices, seed=trial.sample)
     simulation = Simulation(question.controller, question.tables[trial.hardware], config)
     with without_collections():
@@ -105,7 +104,8 @@ def tried(question: Question, trial: Trial) -> Outcome:
 def _device_s(runs: Sequence[Run]) -> dict[tuple[str, str, int], float]:
     found: Counter[tuple[str, str, int]] = Counter()
     for run in runs:
-        stage, degree = run.work.stage, len(run.devices)
+        stage = run.work.stage
+        degree = len(run.devices)
         found[stage.pipeline, stage.name, degree] += degree * (run.end_ns - run.start_ns)
     return {key: s_from_ns(device_ns) for key, device_ns in sorted(found.items())}
 
@@ -120,7 +120,7 @@ _asked: list[Question] = []  # In a process of the pool: the one that its trials
 def trials_of(
     question: Question, num_processes: int, on_done: Callable[[Trial, Outcome], None] = lambda trial, outcome: None
 ) -> Iterator[Try]:
-    """What simulates trials of a question, in this many processes; `on_done` is called for each in order."""
+    """Yield a function that simulates trials of a question in this many processes; `on_done` gets each, in order."""
     if num_processes == 1:
         yield lambda trials: [_noted(trial, tried(question, trial), on_done) for trial in trials]
         return
@@ -147,7 +147,7 @@ def _noted(trial: Trial, outcome: Outcome, on_done: Callable[[Trial, Outcome], N
 
 
 def _begin(question: Question) -> None:
-    """Ctrl-C is left to the parent process, which ends this one."""
+    """Leave Ctrl-C to the parent process, which ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _asked.append(question)
 

@@ -41,16 +41,18 @@ from tilework.sim.scenarios.scenario import (
 
 _TIGHTNESS = (1.2, 10.0), (1.2, 10.0), (1.2, 2.5), (2.0, 5.0)
 """Ranges of deadlines, as multiples of the best latency."""
-_LONG_SHARE, _MANY = 0.1, 120
+_LONG_SHARE = 0.1
+_MANY = 120
 _WIDE = (1, 2, 4, 8)
 
 
 def faultless_scenario(seed: int, policy: str | None = None, changes: bool | None = None) -> Scenario:
-    """The scenario of a seed; `policy`, and whether models come and go, replace the choice of the seed.
+    """Return the scenario of a seed; `policy`, and whether models come and go, replace the choice of the seed.
 
     One in ten is long, on many devices: there steps are stopped more often.
     """
-    random, is_long = Random(f"faultless/{seed}"), Random(f"long/{seed}").random() < _LONG_SHARE
+    random = Random(f"faultless/{seed}")
+    is_long = Random(f"long/{seed}").random() < _LONG_SHARE
     graph = with_slots(some_shared(made_up_graph(random), random), random)
     graph = with_wide_stages(graph, random)
     table = made_up_table(
@@ -89,7 +91,7 @@ def faultless_scenario(seed: int, policy: str | None = None, changes: bool | Non
 
 
 def _requests(random: Random, *, is_long: bool) -> tuple[Request, ...]:
-    """Requests that all arrive at once, without deadlines."""
+    """Make requests that all arrive at once, without deadlines."""
     most_steps = random.choice((1, 4, 20, 20))
     num_requests = _MANY if is_long else random.randint(4, 40)
     return tuple(_request(random, str(index), most_steps) for index in range(num_requests))
@@ -112,14 +114,16 @@ def _request(random: Random, uid: str, most_steps: int) -> Request:
 
 
 def _with_deadlines(made: Scenario, random: Random) -> Scenario:
-    """The scenario with Poisson arrivals, deadlines in proportion to what requests take, and promises."""
+    """Return the scenario with Poisson arrivals, deadlines in proportion to what requests take, and promises."""
     costs = TableCosts(made.table, max_batch=made.controller.max_batch)
     takes = [_takes(one, costs) for one in made.requests]
     mean_ns = sum(device_ns for _, device_ns in takes) / len(takes)
     gap_ns = mean_ns / (random.uniform(0.4, 1.5) * made.config.num_devices)
     least, most = random.choice(_TIGHTNESS)
-    promised, no_deadline = random.uniform(0.3, 1.0), random.choice((0.0, 0.1, 0.4))
-    arrival_ns, requests = 0, list[Request]()
+    promised = random.uniform(0.3, 1.0)
+    no_deadline = random.choice((0.0, 0.1, 0.4))
+    arrival_ns = 0
+    requests = list[Request]()
     for request, (best_ns, _) in zip(made.requests, takes, strict=True):
         arrival_ns += round(random.expovariate(1) * gap_ns)
         deadline_ns = arrival_ns + round(random.uniform(least, most) * best_ns)
@@ -135,7 +139,7 @@ def _with_deadlines(made: Scenario, random: Random) -> Scenario:
 
 
 def _takes(request: Request, costs: TableCosts) -> tuple[int, int]:
-    """What a request takes alone, in ns: the shortest latency, with all loads, and the least device time."""
+    """Return the times of a request alone, in ns: the shortest latency, with all loads, and the least device time."""
     start = costs.start(request)
     loads_ns = sum(load_bound_ns(stage, costs) for stage, _ in start.pieces)
     demands = [demand_at(request, start, degree, costs) for degree in step_degrees(request, costs)]

@@ -18,15 +18,19 @@ from tilework.cost.table import CostTable, graphs_of
 PIPELINE = "fuzz"
 WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SIDES = (64, 128, 192)
-_STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, at 128 px on one device.
-_SPEEDUP = 1.6  # By each doubling of the degree.
-_STEPS_RANGE_S, _OTHERS_RANGE_S = (0.001, 2.0), (0.001, 4.0)  # Of times that are drawn.
+_STEP_S = 0.1  # At 128 px on one device.
+_OTHERS_S = (0.01, 0.05)  # Stages without steps, at 128 px on one device.
+_SPEEDUP = 1.6  # Gain of each doubling of the degree.
+# Ranges of drawn times.
+_STEPS_RANGE_S = (0.001, 2.0)
+_OTHERS_RANGE_S = (0.001, 4.0)
 StageSeconds = Callable[[Stage, int, int], float]
-"""How long a step, or a stage without steps, takes at a side in pixels and a degree."""
+"""Draws the time of a step, or of a stage without steps, at a side in pixels and a degree."""
 
 
 def made_up_graph(random: Random) -> Graph:
-    """A latent diffusion pipeline, or a made-up one: encoders that join, stages with steps one after another, others.
+    """Return a latent diffusion pipeline, or a made-up one: encoders that join, stages with steps one after another,
+    others.
 
     An upscaler, or what else runs at once, may lie between two stages with steps, or after the last.
     """
@@ -35,7 +39,8 @@ def made_up_graph(random: Random) -> Graph:
         return usual
     num_encoders = random.choice((0, 1, 2))
     encoders = [StageSpec(name=f"encoder{index}", outputs=(f"text{index}",)) for index in range(num_encoders)]
-    specs, latest = list(encoders), [name for spec in encoders for name in spec.outputs]
+    specs = list(encoders)
+    latest = [name for spec in encoders for name in spec.outputs]
     num_stepped = random.choice((1, 2, 2, 3))
     shares = [index / num_stepped for index in range(num_stepped + 1)]
     for index, (first, last) in enumerate(pairwise(shares)):
@@ -66,7 +71,7 @@ def made_up_graph(random: Random) -> Graph:
 
 
 def some_shared(graph: Graph, random: Random) -> Graph:
-    """The same graph, in half of all scenarios with stages without steps that several requests may share."""
+    """Return the same graph, in half of all scenarios with stages without steps that several requests may share."""
     if random.random() < 0.5:
         return graph
     specs = [
@@ -77,7 +82,9 @@ def some_shared(graph: Graph, random: Random) -> Graph:
 
 
 def with_slots(graph: Graph, random: Random) -> Graph:
-    """In a third of all scenarios each stage that runs at once runs on a CPU slot or on an accelerator, by chance."""
+    """Draw the devices of stages: in a third of all scenarios each stage without steps runs on a CPU slot or an
+    accelerator, by chance.
+    """
     if random.random() < 0.67:
         return graph
     kinds = tuple(DeviceKind)
@@ -90,7 +97,7 @@ def _on(kind: DeviceKind, spec: StageSpec) -> StageSpec:
 
 
 def with_wide_stages(graph: Graph, random: Random) -> Graph:
-    """The same graph, of which each stage without steps may be shared by several devices, by chance."""
+    """Return the same graph, of which each stage without steps may be shared by several devices, by chance."""
     specs = [
         spec
         if spec.steps or spec.device_kind is DeviceKind.CPU or random.random() < 0.5
@@ -101,14 +108,14 @@ def with_wide_stages(graph: Graph, random: Random) -> Graph:
 
 
 def usual_seconds(graph: Graph) -> StageSeconds:
-    """Times in proportion to the pixels, that all devices of a group save alike."""
+    """Return times in proportion to the pixels, which all devices of a group save alike."""
     others_s = cycle(_OTHERS_S)
     seconds = {stage: _STEP_S if stage.has_steps else next(others_s) for stage in graph.stages}
     return lambda stage, side, degree: seconds[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1)
 
 
 def drawn_seconds(graph: Graph, random: Random) -> StageSeconds:
-    """Times that are drawn for each stage and size: steps of 1 ms to 2 s, others of 1 ms to 4 s.
+    """Return times drawn for each stage and size: steps of 1 ms to 2 s, others of 1 ms to 4 s.
 
     A larger size takes no less. What a doubling of the devices saves is drawn for each size, too: it may cost time.
     """
@@ -124,7 +131,7 @@ def drawn_seconds(graph: Graph, random: Random) -> StageSeconds:
 def made_up_table(
     graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float, seconds: StageSeconds
 ) -> CostTable:
-    """`saving`: share of its time that each member of a batch beyond the first saves; 0: no batch is measured."""
+    """Return a table; `saving` is the share of time that each further member of a batch saves, 0: no batches."""
     alone = [
         CostRow(
             pipeline=graph.pipeline,
@@ -154,14 +161,14 @@ def made_up_table(
 
 
 def with_states(table: CostTable, random: Random) -> CostTable:
-    """In half of all scenarios it is known how large states are, so that what fetches take is planned with."""
+    """Draw whether sizes of states are known, in half of all scenarios, so that plans include the times of fetches."""
     if random.random() < 0.5:
         return table
     return replace(table, rows=tuple(replace(row, state_bytes=1) for row in table.rows))
 
 
 def with_components(table: CostTable, random: Random) -> CostTable:
-    """In a third of all scenarios stages need weights, and devices and hosts may be too small for those of all stages.
+    """Draw weights of stages in a third of all scenarios; devices and hosts may be too small for those of all stages.
 
     A stage has one or two components, which others may share.
     """

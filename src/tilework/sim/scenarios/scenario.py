@@ -19,7 +19,7 @@ from tilework.cost.table import CostTable
 from tilework.policy.registry import SHIPPED, keeps_pools, make_policy
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
-from tilework.sim.models.changes import TimedChange
+from tilework.sim.models.catalog import TimedChange
 from tilework.sim.models.drawn import drawn_changes
 from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
@@ -36,7 +36,7 @@ from tilework.sim.scenarios.made_up_tables import (
 _OTHER = f"{PIPELINE} too"
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend"), ("late",), ("links",)
-"""What came later is drawn by itself, so that a seed keeps its other faults."""
+"""Faults added later are drawn by themselves, so that a seed keeps its other faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class Scenario:
     changes: tuple[TimedChange, ...] = ()
 
     def keeping(self, uids: Collection[str]) -> Scenario:
-        """The scenario with these requests only."""
+        """Return the scenario with these requests only."""
         requests = tuple(request for request in self.requests if request.uid in uids)
         cancels = tuple(cancel for cancel in self.cancels if cancel[1] in uids)
         return replace(self, requests=requests, cancels=cancels)
 
     def keeping_changes(self, numbers: Collection[int]) -> Scenario:
-        """The scenario with these changes only."""
+        """Return the scenario with these changes only."""
         return replace(self, changes=tuple(one for one in self.changes if one.number in numbers))
 
     def with_faults(self, faults: Faults) -> Scenario:
@@ -75,7 +75,7 @@ class Scenario:
 def scenario(
     seed: int, policy: str | None = None, faults: Faults | None = None, changes: bool | None = None
 ) -> Scenario:
-    """The scenario of a seed; `policy`, `faults`, and whether models come and go replace the choice of the seed.
+    """Return the scenario of a seed; `policy`, `faults`, and whether models come and go replace the choice of the seed.
 
     Each fault is on at random, independent of the others, so that some scenarios have few faults, whose effects
     others would hide.
@@ -87,7 +87,8 @@ def scenario(
     devices_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
     chosen = _swarm_faults(seed)
-    batch_random, slot_random = Random(f"batches/{seed}"), Random(f"slots/{seed}")
+    batch_random = Random(f"batches/{seed}")
+    slot_random = Random(f"slots/{seed}")
     is_overload = random.random() < 0.04
     if is_overload:
         num_devices = 1
@@ -133,7 +134,8 @@ def scenario(
 
 
 def _swarm_faults(seed: int) -> Faults:
-    random, later = Random(f"faults/{seed}"), [name for names in _LATER_FAULTS for name in names]
+    random = Random(f"faults/{seed}")
+    later = [name for names in _LATER_FAULTS for name in names]
     if random.random() < 0.05:
         return Faults()
     faults = _drawn([name for name in FAULTS if name not in later], random)
@@ -153,7 +155,7 @@ def _drawn(names: Sequence[str], random: Random) -> dict[str, Fault]:
 
 
 def with_loras(made: Scenario, random: Random) -> Scenario:
-    """In a quarter of all scenarios requests use up to two LoRAs, which devices load where these have components.
+    """Draw up to two LoRAs in a quarter of all scenarios; devices load LoRAs that have components.
 
     Each changes one or two components, or one that no stage has. Devices are as small as before, or have room for two.
     """
@@ -172,7 +174,8 @@ def with_loras(made: Scenario, random: Random) -> Scenario:
         )
         for index in range(random.choice((1, 2, 3, 6)))
     }
-    memory_bytes, room = table.memory_bytes, random.choice((0, 2, 2)) * WEIGHTS_UNIT
+    memory_bytes = table.memory_bytes
+    room = random.choice((0, 2, 2)) * WEIGHTS_UNIT
     return replace(
         made,
         table=replace(
@@ -186,7 +189,7 @@ def with_loras(made: Scenario, random: Random) -> Scenario:
 
 
 def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, of which many use one or two of these LoRAs."""
+    """Return the same requests, of which many use one or two of these LoRAs."""
     share = random.choice((0.2, 0.7, 1.0))
     used = [
         random.sample(names, k=min(len(names), random.choice((1, 1, 2)))) if random.random() < share else []
@@ -199,13 +202,15 @@ def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) 
 
 
 def with_pools(made: Scenario, random: Random) -> Scenario:
-    """In a quarter of all scenarios of a policy that keeps pools, a second pipeline. One or both have own devices.
+    """Draw a second pipeline in a quarter of all scenarios of a policy that keeps pools. One or both have own devices.
 
     The second one is like the first, with the same weights or with others.
     """
     if random.random() < 0.75 or not keeps_pools(made.controller.policy):
         return made
-    table, ids, suffix = made.table, range(made.config.num_devices), random.choice(("", " too"))
+    table = made.table
+    ids = range(made.config.num_devices)
+    suffix = random.choice(("", " too"))
     both = (PIPELINE, _OTHER)
     restricted = random.choice(((PIPELINE,), both, both))
     others = {
@@ -228,13 +233,14 @@ def with_pools(made: Scenario, random: Random) -> Scenario:
 
 
 def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.1)) -> Scenario:
-    """In a quarter of all scenarios requests have a cache, or get one if they would be late. The table may know it.
+    """Draw caches in a quarter of all scenarios: requests have one, or get one if they would be late.
 
-    `stds`: the standard deviations of what a cache skips of a request, one of which is drawn.
+    The table may know it. `stds`: the standard deviations of what a cache skips of a request, one of which is drawn.
     """
     if random.random() < 0.75:
         return made
-    table, choices = made.table, (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
+    table = made.table
+    choices = (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
     of_steps = CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3.0)
     cached = [
         replace(row, seconds=row.seconds * time, cache=choices[0], skipped=1 - time, skipped_std=std)
@@ -256,14 +262,15 @@ def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.
 
 
 def with_changes(made: Scenario, random: Random) -> Scenario:
-    """The scenario with models and LoRAs that come and go, for which many of its requests are.
+    """Return the scenario with models and LoRAs that come and go, for which many of its requests are.
 
     It stays the same if it has pools, or a policy that must know which requests will come.
     """
     if made.table.devices or isinstance(make_policy(made.controller.policy), NeedsFuture):
         return made
     names = [f"added {index}" for index in range(random.choice((1, 2, 3)))]
-    share, last_ns = random.choice((0.3, 0.6)), max(request.arrival_ns for request in made.requests)
+    share = random.choice((0.3, 0.6))
+    last_ns = max(request.arrival_ns for request in made.requests)
     requests = [
         replace(one, pipeline=random.choice(names)) if random.random() < share else one for one in made.requests
     ]
@@ -275,7 +282,8 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
     """Poisson arrivals. In an overload, which lasts minutes, only a few of the first requests have no deadline: these
     could starve.
     """
-    arrival_s, requests = 0.0, []
+    arrival_s = 0.0
+    requests = []
     no_deadline = 0.3 if is_overload else random.choice((0.0, 0.3, 1.0))
     promised = random.choice((0.0, 0.3, 1.0))
     for index in range(num_requests):
@@ -304,7 +312,7 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
 
 
 def some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, of which some that are not promised are dropped if they cannot be on time."""
+    """Return the same requests, of which some that are not promised are dropped if they cannot be on time."""
     share = random.choice((0.0, 0.0, 0.3, 1.0))
     return tuple(
         replace(one, on_miss=OnMiss.DROP) if one.on_miss is OnMiss.BEST_EFFORT and random.random() < share else one
@@ -313,7 +321,7 @@ def some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request
 
 
 def some_exact(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, in some scenarios with exact ones among them."""
+    """Return the same requests, in some scenarios with exact ones among them."""
     share = random.choice((0.0, 0.0, 0.0, 0.3, 1.0))
     return tuple(replace(request, exact=random.random() < share) for request in requests)
 

@@ -1,4 +1,4 @@
-"""What policies are compared on: a workload on a number of devices, under a name."""
+"""Cells of comparisons of policies: a workload on a number of devices, under a name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether another seed gives other requests; a file has its own."""
+        """True if another seed gives other requests; a file has its own."""
         return not isinstance(self.workload, Path)
 
     @property
@@ -54,7 +54,7 @@ class Cell:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        """In order of arrival. Raises BadParameter, BadLine, BadCostTable, OSError."""
+        """Return the requests in order of arrival. Raises BadParameter, BadLine, BadCostTable, OSError."""
         if isinstance(self.workload, Path):
             return read_trace(self.workload, *self.costs().pipelines)
         return self.workload.requests(seed)
@@ -64,7 +64,7 @@ class Cell:
         return self._read(self.table)
 
     def true_costs(self) -> CostTable:
-        """Those of the devices. Raises BadCostTable, also if there is none for what may be planned."""
+        """Return the costs of the devices. Raises BadCostTable, also if they lack a cost that may be planned with."""
         if self.true_table is None:
             return self.costs()
         table = self._read(self.true_table)
@@ -87,7 +87,7 @@ class Devices:
 
 
 def cell_of(text: str, devices: Devices) -> Cell:
-    """The cell of NAME[,key=value...], or of a file of requests.
+    """Return the cell of NAME[,key=value...], or of a file of requests.
 
     Raises:
         UnknownWorkload, BadParameter, BadCell: there is nothing of this name, or it has no such parameter or value.

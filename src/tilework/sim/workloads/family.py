@@ -1,10 +1,12 @@
-"""What all workloads share: parameters, independent random streams, and arrivals at a rate."""
+"""The base of all workloads: parameters, independent random streams, and arrivals at a rate."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cache
 from itertools import islice, repeat
 from math import pi, sin
@@ -22,7 +24,89 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.formats.trace import paced, read_trace
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.parameters import BadParameter, check, parameter
+
+
+class BadParameter(ValueError):
+    """A parameter of a workload is unknown or has a wrong value; names workload, parameter, value and remedy."""
+
+    def __init__(self, workload: str, name: str, what: str) -> None:
+        super().__init__(f"{workload}: {name} {what}")
+        self.workload = workload
+        self.name = name
+
+
+def parameter(
+    default: Any,
+    about: str,
+    *,
+    type_: type | None = None,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+    choices: Iterable[str] = (),
+) -> Any:
+    """Return a field of a workload. `type_` is that of the default unless the default is None."""
+    rules = {"above": above, "least": least, "most": most, "choices": tuple(choices)}
+    return field(default=default, metadata={"about": about, "type": type_ or type(default), **rules})
+
+
+def check(workload: str, one: Field[Any], value: Any) -> None:
+    """Raise BadParameter if the value is not allowed; None is allowed where it is the default."""
+    if value is None and one.default is None:
+        return
+    type_ = one.metadata["type"]
+    rules = one.metadata
+    if not _is_a(value, type_):
+        raise BadParameter(workload, one.name, f"is {value!r}; use {_wanted(one)}")
+    if rules["choices"] and value not in rules["choices"]:
+        near = get_close_matches(value, rules["choices"], n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadParameter(workload, one.name, f"is {value!r}; {hint}use {_wanted(one)}")
+    if type_ in (int, float) and not (rules["least"] <= value <= rules["most"] and value > rules["above"]):
+        raise BadParameter(workload, one.name, f"is {value!r}; use {_wanted(one)}")
+
+
+def parsed(workload: str, one: Field[Any], text: str) -> Any:
+    """Return the value that a text means; `check` decides whether it is allowed. Raises BadParameter."""
+    type_ = one.metadata["type"]
+    if type_ is bool:
+        if text in ("true", "false"):
+            return text == "true"
+        raise BadParameter(workload, one.name, f"is {text!r}; use {_wanted(one)}")
+    try:
+        return type_(text)
+    except ValueError:
+        raise BadParameter(workload, one.name, f"is {text!r}; use {_wanted(one)}") from None
+
+
+def unknown(workload: str, name: str, known: Iterable[str]) -> BadParameter:
+    """Return the error for an unknown parameter; names the known one that is nearest in spelling."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    return BadParameter(workload, name, f"is not a parameter of this workload; {remedy}")
+
+
+def _is_a(value: Any, type_: type) -> bool:
+    if type_ is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return isinstance(value, Path) if type_ is Path else type(value) is type_
+
+
+def _wanted(one: Field[Any]) -> str:
+    """Say what is allowed, such as "a whole number of at least 1 and at most 8"."""
+    rules = one.metadata
+    if rules["choices"]:
+        return f"one of {', '.join(rules['choices'])}"
+    nouns = {int: "a whole number", float: "a number", bool: "true or false", Path: "the path of a file"}
+    noun = nouns.get(rules["type"], "text")
+    bounds = [
+        f"{word} {bound:g}"
+        for word, bound in (("above", rules["above"]), ("of at least", rules["least"]), ("at most", rules["most"]))
+        if math.isfinite(bound)
+    ]
+    return " ".join([noun, " and ".join(bounds)]).strip()
+
 
 ARRIVALS = ("poisson", "constant", "bursts", "diurnal", "at_once")
 DIURNAL_PARTS = 96
@@ -31,7 +115,7 @@ MICROSECOND_DIGITS = 6
 
 
 class Item(NamedTuple):
-    """What is asked for, apart from when."""
+    """Pipeline, shape and steps of a request, without its arrival."""
 
     pipeline: str
     shape: Shape
@@ -65,7 +149,9 @@ class Family(ABC):
 
     @abstractmethod
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        """In order of arrival, known by their places. The same parameters and seed give the same requests.
+        """Return the requests in order of arrival, known by their places.
+
+        The same parameters and seed give the same ones.
 
         Raises:
             BadParameter, BadLine, OSError: a file that a parameter names cannot be used.
@@ -73,7 +159,7 @@ class Family(ABC):
 
     @property
     def cost_table(self) -> str:
-        """Its cost table: `table`, unless a parameter names another."""
+        """Cost table of the workload: `table`, unless a parameter names another."""
         return self.table
 
     def parameters(self) -> dict[str, Any]:
@@ -83,7 +169,7 @@ class Family(ABC):
         return BadParameter(self.name, name, f"is {getattr(self, name)!r}; {remedy}")
 
     def optimal_s(self, item: Item) -> float:
-        """Latency alone, each stage at its optimal degree."""
+        """Return the latency of an item alone, each stage at its optimal degree."""
         return s_from_ns(optimal_latency_ns(costs_of(self.cost_table), *item))
 
 
@@ -92,34 +178,34 @@ class RatedFamily(Family):
     """A workload whose requests come at a rate, and differ only in what `items` and `slo_s` say."""
 
     rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)
-    num_requests: int | None = parameter(300, "How many requests.", least=1)
-    arrivals: str = parameter("poisson", "How they come.", choices=ARRIVALS)
-    period_s: float = parameter(120.0, "Of bursts and diurnal arrivals.", above=0)
-    peak: float = parameter(4.0, "Of bursts and diurnal arrivals: highest rate over lowest.", least=1)
+    num_requests: int | None = parameter(300, "Number of requests.", least=1)
+    arrivals: str = parameter("poisson", "Arrival process.", choices=ARRIVALS)
+    period_s: float = parameter(120.0, "Period of bursts and diurnal arrivals, in seconds.", above=0)
+    peak: float = parameter(4.0, "Highest rate over lowest, with bursts and diurnal arrivals.", least=1)
     trace: Path | None = parameter(  # noqa: RUF009 - a field, whose default is None
-        None, "A file whose arrivals are taken instead, at rate_per_s.", type_=Path
+        None, "File whose arrivals are taken instead, at rate_per_s.", type_=Path
     )
-    cache: str = parameter(OFF, "The cache of all requests.", choices=BLOCK_CACHES)
+    cache: str = parameter(OFF, "Cache of all requests.", choices=BLOCK_CACHES)
     cache_threshold: float = parameter(
-        DEFAULT_THRESHOLD, "By how much parts may change and not be computed.", least=0, most=MAX_THRESHOLD
+        DEFAULT_THRESHOLD, "Change up to which parts are not computed.", least=0, most=MAX_THRESHOLD
     )
 
     @property
     def count(self) -> int:
-        """How many requests it has."""
+        """Number of requests."""
         assert self.num_requests is not None
         return self.num_requests
 
     @abstractmethod
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
-        """One per arrival."""
+        """Return one item per arrival."""
 
     @abstractmethod
     def slo_s(self, item: Item) -> float | None:
-        """Before `scale`; None is best effort."""
+        """Return the deadline of an item before `scale`, in seconds from its arrival; None is best effort."""
 
     def slos_s(self, items: Sequence[Item], seed: int) -> Iterable[float | None]:
-        """One per item, before `scale`; for those whose deadline is not decided by what is asked for."""
+        """Return one deadline per item, before `scale`; for workloads whose deadlines do not depend on items alone."""
         return map(self.slo_s, items)
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
@@ -131,7 +217,7 @@ class RatedFamily(Family):
         )
 
     def asked(self, arrival_s: float, item: Item, slo_s: float | None) -> WorkloadRequest:
-        """A request with the cache of all; `slo_s` is before `scale`."""
+        """Make a request with the cache of all; `slo_s` is before `scale`."""
         request = request_of(arrival_s, item, scaled(slo_s, self.scale))
         return (
             request if self.cache == OFF else replace(request, cache=self.cache, cache_threshold=self.cache_threshold)
@@ -143,7 +229,7 @@ class RatedFamily(Family):
         return list(islice(self._process_s(stream(seed, "arrivals")), self.count))
 
     def traced(self, pipeline: str) -> tuple[WorkloadRequest, ...]:
-        """The first `count` requests of the trace, at `rate_per_s`."""
+        """Return the first `count` requests of the trace, at `rate_per_s`."""
         assert self.trace is not None
         requests = read_trace(self.trace, pipeline)[: self.count]
         if len(requests) < self.count:
@@ -170,13 +256,13 @@ class RatedFamily(Family):
 
 
 def diurnal(peak: float) -> list[float]:
-    """Relative rates over a day that begins in its trough: a sine whose highest value is `peak` times its lowest."""
+    """Return relative rates over a day that begins in its trough: a sine, at most `peak` times its least."""
     swing = (peak - 1) / (peak + 1)
     return [1 - swing * sin(pi / 2 + 2 * pi * (part + 0.5) / DIURNAL_PARTS) for part in range(DIURNAL_PARTS)]
 
 
 def stream(seed: int, purpose: str) -> Random:
-    """The random generator of one purpose; other purposes draw from their own."""
+    """Return the random generator of one purpose; other purposes draw from their own."""
     return Random(f"{purpose} {seed}")
 
 
@@ -193,7 +279,7 @@ def request_of(arrival_s: float, item: Item, slo_s: float | None) -> WorkloadReq
 
 
 def numbered(requests: Iterable[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
-    """In order of arrival, with their places as ids; requests that arrive together keep their order."""
+    """Sort requests by arrival and number them by their places; requests that arrive together keep their order."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     return tuple(replace(request, id=index) for index, request in enumerate(ordered))
 
@@ -215,5 +301,5 @@ def steps_of(place: str) -> int:
 
 @cache
 def costs_of(place: str) -> TableCosts:
-    """Never corrected by observations, and thus shared."""
+    """Return the costs of a table. They are never corrected by observations, and thus shared."""
     return TableCosts(table_of(place))

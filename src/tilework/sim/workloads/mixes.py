@@ -16,21 +16,24 @@ from tilework.cost.table import BadCostTable, CostTable
 from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import (
     DIURNAL_PARTS,
+    BadParameter,
     Item,
     RatedFamily,
     diurnal,
     numbered,
+    parameter,
     stream,
     table_of,
 )
-from tilework.sim.workloads.parameters import BadParameter, parameter
 
-BY_BLOCKS, OVER_A_DAY, OF_A_TRACE = "dynamic", "diurnal", "trace"
+BY_BLOCKS = "dynamic"
+OVER_A_DAY = "diurnal"
+OF_A_TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableMixes(RatedFamily):
-    """What a cost table says of the requests of its evaluation: `mixes`, `dynamic` and `diurnal`, `steps` and `slo_s`.
+    """Requests as a cost table describes its evaluation: `mixes`, `dynamic` and `diurnal`, `steps` and `slo_s`.
 
     `load` names one of the mixes, whose sizes come in its proportions, in random order. `dynamic` goes through the
     table's blocks: each has its part of the requests by length and `rate_factor`, in the proportions of its mixes.
@@ -50,9 +53,9 @@ class TableMixes(RatedFamily):
     num_requests: int | None = parameter(
         None, "How many requests; by default as many as come in `minutes`.", type_=int, least=1
     )
-    minutes: float = parameter(30.0, "How long it is, unless num_requests is given.", above=0)
-    arrivals: str = parameter("poisson", "How they come.", choices=("poisson", "constant", "bursts"))
-    peak: float = parameter(4.0, "Of bursts: highest rate over lowest.", least=1)
+    minutes: float = parameter(30.0, "Length in minutes, unless num_requests is given.", above=0)
+    arrivals: str = parameter("poisson", "Arrival process.", choices=("poisson", "constant", "bursts"))
+    peak: float = parameter(4.0, "Highest rate over lowest, with bursts.", least=1)
     cost: str | None = parameter(
         None, "The cost table: a name of `cost list`, or a file; by default the workload's own.", type_=str
     )
@@ -109,7 +112,8 @@ class TableMixes(RatedFamily):
         return _bent(arrivals_s, self._rates())
 
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
-        rng, mixes = stream(seed, "items"), self._mixes()
+        rng = stream(seed, "items")
+        mixes = self._mixes()
         if self.load != BY_BLOCKS:
             day = mixes.diurnal
             mix = day.mix if self.load == OVER_A_DAY and day is not None else self.load
@@ -135,8 +139,9 @@ class TableMixes(RatedFamily):
         return table_of(self.cost_table).mixes
 
     def _rates(self) -> list[tuple[float, float]]:
-        """The parts of a changing load: how many seconds each is long, and its rate relative to the others."""
-        mixes, span_s = self._mixes(), self.count / self.rate_per_s
+        """Return the parts of a changing load: how many seconds each is long, and its rate relative to the others."""
+        mixes = self._mixes()
+        span_s = self.count / self.rate_per_s
         if self.load == BY_BLOCKS:
             unit_s = span_s / mixes.dynamic[-1].to_min
             return [((one.to_min - one.from_min) * unit_s, one.rate_factor) for one in mixes.dynamic]
@@ -144,8 +149,9 @@ class TableMixes(RatedFamily):
         return [(span_s / DIURNAL_PARTS, rate) for rate in diurnal(mixes.diurnal.peak)]
 
     def _shares(self, weights: Mapping[str, float]) -> dict[Item, float]:
-        """The shares of what is asked for, by weights of mixes."""
-        table, shares = table_of(self.cost_table), dict[Item, float]()
+        """Return the shares of what is asked for, by weights of mixes."""
+        table = table_of(self.cost_table)
+        shares = dict[Item, float]()
         for name, weight in weights.items():
             mix: Mix = table.mixes.by_name[name]
             total = sum(mix.values())
@@ -170,10 +176,14 @@ def _slos_s(place: str) -> dict[Shape, float]:
 
 
 def _bent(arrivals_s: Sequence[float], rates: Sequence[tuple[float, float]]) -> list[float]:
-    """The same arrivals, moved so that their rate goes through `rates` (seconds, relative rate); later ones stay."""
+    """Return the same arrivals, moved so that their rate goes through `rates` (seconds, relative rate); later ones
+    stay.
+    """
     span_s, total = sum(seconds for seconds, _ in rates), sum(seconds * rate for seconds, rate in rates)
     moved: list[float] = []
-    part, from_s, begun_s = 0, 0.0, 0.0  # The part, when it begins, and when it would begin at a constant rate.
+    part = 0
+    from_s = 0.0  # Begin of the part.
+    begun_s = 0.0  # Begin of the part at a constant rate.
     for at_s in arrivals_s:
         while part < len(rates) and at_s >= begun_s + span_s * rates[part][0] * rates[part][1] / total:
             begun_s += span_s * rates[part][0] * rates[part][1] / total

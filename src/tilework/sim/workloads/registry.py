@@ -9,14 +9,13 @@ from typing import Any
 
 from tilework.distribution import install_lab_command
 from tilework.entry_points import NotThere, declared_places, load
-from tilework.sim.workloads.family import Family
-from tilework.sim.workloads.parameters import parsed, unknown
+from tilework.sim.workloads.family import Family, parsed, unknown
 
 ENTRY_POINTS = "tilework.workloads"
 SHIPPED: Mapping[str, str] = {
     "mixes": "tilework.sim.workloads.mixes:TableMixes",
-    "coserving": "tilework.sim.workloads.coserving:CoServing",
-    "heavy-tail": "tilework.sim.workloads.heavy_tail:HeavyTail",
+    "coserving": "tilework.sim.workloads.synthetic:CoServing",
+    "heavy-tail": "tilework.sim.workloads.synthetic:HeavyTail",
 }
 """Places, `module:Class`, of the workloads that every installation has."""
 
@@ -26,7 +25,7 @@ class UnknownWorkload(ValueError):
 
 
 def workload_names() -> tuple[str, ...]:
-    """Those that ship first."""
+    """Return the names of all workloads, those that ship first."""
     return tuple(_places())
 
 
@@ -48,29 +47,30 @@ def family(name: str) -> type[Family]:
 
 
 def _places() -> Mapping[str, str]:
-    """A name that ships is never taken over by another package."""
+    """Return the place of each name. No other package takes over a name that ships."""
     return {**SHIPPED, **{name: at for name, at in declared_places(ENTRY_POINTS).items() if name not in SHIPPED}}
 
 
 def parameters_of(workload: type[Family]) -> dict[str, Field[Any]]:
-    """By name, those that all workloads share first."""
+    """Return the parameters by name, those that all workloads share first."""
     return {one.name: one for one in fields(workload)}
 
 
 def make_workload(name: str, values: Mapping[str, Any] | None = None) -> Family:
-    """The workload of this name with these parameters and the defaults of the others.
+    """Return the workload of this name with these parameters and the defaults of the others.
 
     Raises:
         UnknownWorkload: there is none of this name.
         BadParameter: it has no such parameter, or the value is not allowed.
     """
-    workload, values = family(name), values or {}
+    workload = family(name)
+    values = values or {}
     _check_names(workload, values)
     return workload(**values)
 
 
 def values_of(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """The values that texts mean as parameters of this workload. Raises UnknownWorkload and BadParameter."""
+    """Return the values that texts mean as parameters of this workload. Raises UnknownWorkload and BadParameter."""
     workload = family(name)
     _check_names(workload, texts)
     known = parameters_of(workload)

@@ -1,4 +1,4 @@
-"""Requests of a simulation from the workload of a file."""
+"""Requests of a simulation from the workload of a file, and their least device times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from tilework.core.cache import IF_LATE, choice_of
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request
-from tilework.core.time import ns_from_s
+from tilework.core.time import ns_from_s, s_from_ns
+from tilework.cost.degrees import least_device_ns
 from tilework.cost.table import CostTable
+from tilework.cost.table_costs import TableCosts
 from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import stream
 
@@ -40,7 +42,7 @@ def check_requests(
 
 
 def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
-    """Requests on the simulation's clock; the uid is the request's id as text. Unknown classes weigh 1."""
+    """Return requests on the simulation's clock; the uid is the request's id as text. Unknown classes weigh 1."""
     return [
         Request(
             uid=str(index if line.id is None else line.id),
@@ -64,7 +66,7 @@ def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
 
 
 def asking(requests: Iterable[Request], share: float, seed: int) -> list[Request]:
-    """The same requests, of which a share asks for a promise of its deadline, and the others are best effort.
+    """Return the same requests, of which a share asks for a promise of its deadline, and the others are best effort.
 
     Which ask is drawn for itself, one by one: those that ask at a share also ask at a larger one. Without a deadline
     there is nothing to promise.
@@ -75,3 +77,11 @@ def asking(requests: Iterable[Request], share: float, seed: int) -> list[Request
         return OnMiss.REJECT if one.deadline_ns is not None and rng.random() < share else OnMiss.BEST_EFFORT
 
     return [replace(one, on_miss=on_miss(one)) for one in requests]
+
+
+def device_seconds(requests: Iterable[WorkloadRequest], costs: TableCosts) -> list[float]:
+    """Return the least device time of each request: every stage at the degree that takes the least.
+
+    Raises UnknownCost.
+    """
+    return [s_from_ns(least_device_ns(costs, one.pipeline, one.shape, one.steps)) for one in requests]

@@ -17,7 +17,7 @@ class CheckpointFit:
     """A checkpoint by its popularity rank, from 1 on, and what its requests ask for.
 
     `fresh` is its share of the draws that depend on nothing. A user stays with it in a session with probability `stay`.
-    `warm_s` is the inference of one picture of mean size in 30 steps, in seconds. `sizes` are the shares of its sizes;
+    `warm_s` is the inference of one image of mean size in 30 steps, in seconds. `sizes` are the shares of its sizes;
     the sizes of all checkpoints have the same order.
     """
 
@@ -39,7 +39,7 @@ class CheckpointFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What the generator needs of the file. Times in seconds, shares from 0 to 1.
+    """Values of the file that the generator needs. Times are in seconds, shares from 0 to 1.
 
     `sessions_per_hour` has the 24 hours of a working day. Session lengths are lognormal (`length_mu`, `length_sigma`),
     rounded, from 1 to `longest`. Gaps are one second with probability `together`, else a mixture of lognormals (weight,
@@ -71,7 +71,7 @@ class Fit:
     pixel_exponent: float
 
     def step_s(self, checkpoint: CheckpointFit, size: Shape, images: int) -> float:
-        """One step of a request for this many pictures of this size: a thirtieth of the inference in 30 steps.
+        """Return the time of one step for this many images of this size: a thirtieth of the inference in 30 steps.
 
         Inference = warm_s / mean_cost x (1 + image_slope (n - 1)) x (pixels / unit_pixels) ^ pixel_exponent.
         """
@@ -81,12 +81,17 @@ class Fit:
 
 @cache
 def read_fit() -> Fit:
-    """The parameters of the file that ships."""
+    """Return the parameters of the file that ships."""
     place = resources.files("tilework_lab").joinpath("data", "gentd26.json")
     document = json.loads(place.read_text("utf-8"))
-    sessions, users, all_checkpoints = document["sessions"], document["users"], document["checkpoints"]
-    persistence, service, switch = document["persistence"], document["reference_service"], all_checkpoints["switch"]
-    length, gap = sessions["length"], sessions["gap_s"]
+    sessions = document["sessions"]
+    users = document["users"]
+    all_checkpoints = document["checkpoints"]
+    persistence = document["persistence"]
+    service = document["reference_service"]
+    switch = all_checkpoints["switch"]
+    length = sessions["length"]
+    gap = sessions["gap_s"]
     return Fit(
         checkpoints=_checkpoints(document),
         sessions_per_hour=document["arrivals"]["sessions_per_hour_workday"],
@@ -112,9 +117,13 @@ def read_fit() -> Fit:
 
 
 def _checkpoints(document: Mapping[str, Any]) -> tuple[CheckpointFit, ...]:
-    """All checkpoints by rank. Those of the tail share one row; their fresh draws are Zipf-Mandelbrot by rank."""
+    """Return all checkpoints by rank.
+
+    Those of the tail share one row; their fresh draws are Zipf-Mandelbrot by rank.
+    """
     section = document["checkpoints"]
-    tail, law = section["tail"], section["fresh_draw_zipf_mandelbrot"]
+    tail = section["tail"]
+    law = section["fresh_draw_zipf_mandelbrot"]
     ranks = range(tail["first_rank"], tail["first_rank"] + tail["checkpoints"])
     weights = [(rank + law["q"]) ** -law["s"] for rank in ranks]
     rows = [
@@ -125,7 +134,7 @@ def _checkpoints(document: Mapping[str, Any]) -> tuple[CheckpointFit, ...]:
 
 
 def _checkpoint(row: Mapping[str, Any], document: Mapping[str, Any], tail: Mapping[str, Any]) -> CheckpointFit:
-    """A checkpoint of which no inference was fitted, since it fails or always has LoRAs, takes that of the tail."""
+    """Read a checkpoint. One without a fitted inference, since it fails or always has LoRAs, gets that of the tail."""
     kind = "large" if row["rank"] in document["sizes"]["large_ranks"] else "small"
     family = document["sizes"]["families"][kind]
     return CheckpointFit(

@@ -14,9 +14,10 @@ IMAGES = (1, 2, 4, 8)
 CHECKPOINT_BYTES = 3_400_000_000
 """Ours, since the trace has no file sizes. Only the ratios to memory and speeds matter."""
 HOST_S, DISK_S = 3.4, 32.8
-"""How long a checkpoint takes to load from the host's memory and from storage, the trace's two modes."""
-ON_DEVICE, ON_HOST = 2, 6
-"""How many checkpoints a device has room for, and the host of a node."""
+"""Seconds to load a checkpoint from the host's memory and from storage, the trace's two modes."""
+ON_DEVICE = 2
+ON_HOST = 6
+"""Number of checkpoints that a device has room for, and the host of a node."""
 _SOURCE = (
     "Made by tilework_lab.workloads.gentd26.table from parameters fitted to GenTD26 (cluster-trace-v2026-GenAI of "
     "github.com/alibaba/clusterdata; Lin et al., SoCC 2025); no row of the trace is here. Inference of one picture in "
@@ -27,7 +28,7 @@ _SOURCE = (
 
 
 def make_table() -> CostTable:
-    """The table that ships as `gentd26`."""
+    """Return the table that ships as `gentd26`."""
     fit = read_fit()
     speeds = {LoadSource.DISK: CHECKPOINT_BYTES / DISK_S, LoadSource.HOST: CHECKPOINT_BYTES / HOST_S}
     return CostTable(
@@ -45,11 +46,12 @@ def make_table() -> CostTable:
 
 
 def _rows(fit: Fit, checkpoint: CheckpointFit) -> list[CostRow]:
-    """One row for each number of pixels, which is all that a time depends on."""
+    """Return one row for each number of pixels, which is all that a time depends on."""
     by_pixels: dict[int, CostRow] = {}
     for size in checkpoint.sizes:
         for images in IMAGES:
-            shape, seconds = Shape(size.height, size.width, images), fit.step_s(checkpoint, size, images)
+            shape = Shape(size.height, size.width, images)
+            seconds = fit.step_s(checkpoint, size, images)
             row = CostRow.of((shape,), pipeline=checkpoint.pipeline, stage="infer", seconds=round(seconds, 6))
             assert by_pixels.setdefault(shape.pixels, row).seconds == row.seconds, f"{shape} is like another"
     return list(by_pixels.values())

@@ -1,4 +1,4 @@
-"""`tilework quality`: what a cache saves, and what it does to pictures."""
+"""`tilework quality`: measures what a cache saves and how it changes images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilework.cli.caching.measuring import PROMPTS
-from tilework.cli.caching.training import prompts_of
+from tilework.cli.caches import PROMPTS, prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
 from tilework.cli.options.common import AsJson, examples
@@ -45,25 +44,25 @@ def command(
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Numbers of steps, as in 8,20; default: the model's.")] = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
-    seed: Annotated[int, typer.Option(help="Prompt i is drawn with seed + i.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt; prompt i gets seed + i.")] = 1,
     score: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Called with a prompt and its picture, an array (rows, columns, 3) of 8 bits; returns a score.",
+            help="Function of a prompt and its image, an array (rows, columns, 3) of 8 bits, that returns a score.",
         ),
     ] = None,
     no_predictor: Annotated[
         bool, typer.Option("--no-predictor", help="Leave the model's cache_forest.json aside, if it has one.")
     ] = False,
-    directory: Annotated[Path | None, typer.Option("--out", help="Where curve.png and sheet.png go.")] = None,
+    directory: Annotated[Path | None, typer.Option("--out", help="Directory for curve.png and sheet.png.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     json: AsJson = False,
 ) -> None:
     """Draw prompts with and without a cache in this process, and compare: what is skipped, how long steps take, and how
-    much pictures change (PSNR, SSIM, and a score of yours). See docs/sharing.md.
+    much images change (PSNR, SSIM, and a score of yours). See docs/sharing.md.
     """
     require_serve_extra()
     choices = None if caches is None else _choices(caches)
@@ -92,7 +91,7 @@ def command(
 
 
 def _choices(caches: str) -> list[CacheChoice]:
-    """Those of a text such as "patch=0.003,0.01 fbcache"."""
+    """Parse the caches of a text such as "patch=0.003,0.01 fbcache"."""
     found = []
     for text in caches.split():
         name, _, numbers = text.partition("=")
@@ -105,7 +104,9 @@ def _choices(caches: str) -> list[CacheChoice]:
 
 
 def _value(kind: CacheKind, text: str) -> float:
-    least, most, is_whole = kind.setting.least, kind.setting.most, kind.setting.name == "interval"
+    least = kind.setting.least
+    most = kind.setting.most
+    is_whole = kind.setting.name == "interval"
     try:
         value = float(text)
     except ValueError:
@@ -202,5 +203,5 @@ def _print(model: str, rows: Sequence[CacheQuality], json: bool) -> None:
 
 
 def _finite(row: dict[str, object]) -> dict[str, object]:
-    """JSON has no infinity: pictures that are equal have no PSNR."""
+    """Return the row as JSON, which has no infinity: equal images have no PSNR."""
     return {name: None if value == float("inf") else value for name, value in row.items()}

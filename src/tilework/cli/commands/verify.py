@@ -1,4 +1,4 @@
-"""`tilework verify`: make an exact picture again with the stock pipeline, and compare."""
+"""`tilework verify`: makes an exact image again with the stock pipeline, and compares."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def command(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="Directory or hub id of its model here; default: the hub id that the file says."),
+        typer.Option(help="Directory or hub id of its model here; default: the hub id in the file."),
     ] = None,
     adapter: Adapter = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     quantize: Quantize = None,
     compiles: Compile = False,
-    loras: Annotated[Path | None, typer.Option(help="Directory of the LoRAs that it used.")] = None,
+    loras: Annotated[Path | None, typer.Option(help="Directory of its LoRAs.")] = None,
     picture: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="A picture that it was drawn from, by its argument; repeat for more."),
+        typer.Option(metavar="NAME=FILE", help="Input image of the file's image, by its argument; repeatable."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Make exact pictures again with the plain call of the stock pipeline, and compare them bit for bit.
+    """Make exact images again with the plain call of the stock pipeline, and compare them bit for bit.
 
-    What decides the bits is in the file: texts, seed, settings, dtype, attention, number of threads; but --quantize and
-    --compile must be those of the server. Where libraries or hardware differ from those there, it is said.
+    The file says what decides the bits: texts, seed, settings, dtype, attention, number of threads; but --quantize and
+    --compile must be those of the server. The command names libraries and hardware that differ from those there.
 
-    Exit status 1 if a picture is another one.
+    The exit status is 1 if an image is another one.
     """
     require_serve_extra()
     from tilework.cli.verify_run import exact_pictures, verdicts

@@ -57,7 +57,7 @@ class LocalAgents:
 
 @contextmanager
 def local_agents(count: int, *, port: int, token: str, log: Path | None = None) -> Iterator[LocalAgents]:
-    """This number of agents; none is left at the end."""
+    """Start this number of agents; end all of them at the end."""
     agents = LocalAgents(port=port, token=token, log=log)
     try:
         for _ in range(count):
@@ -68,14 +68,14 @@ def local_agents(count: int, *, port: int, token: str, log: Path | None = None) 
 
 
 def free_port() -> int:
-    """A port of the loopback that was free a moment ago."""
+    """Return a port of the loopback that was free a moment ago."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session. One that ends meanwhile is left out."""
+    """Return the processes of a session. One that ends meanwhile is left out."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,1 +1,0 @@
-"""Owns how the agents of one machine are started, and what shows that they are of one user."""

@@ -1,1 +1,0 @@
-"""Commands that compute something again and compare."""
