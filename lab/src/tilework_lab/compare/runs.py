@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import tilework
+import tilework_lab
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.interfaces import ClusterView, CostModel, Policy
 from tilework.core.time import NS_PER_MS, NS_PER_S
@@ -33,8 +34,11 @@ from tilework_lab.compare.figures import figures_of, nearest_rank, promise_figur
 from tilework_lab.compare.records import BoundFigures, Record, Timing, digest, digest_of_requests
 from tilework_lab.optimum.bound import on_time_bound
 
-_DECIDING = ("core", "cost", "admission", "policy", "control", "sim")
-_JUDGING = "compare"  # The part of sim that decides nothing, but for the file that reads figures from a trace.
+_DECIDING = (
+    *(Path(tilework.__file__).parent / room for room in ("core", "cost", "admission", "policy", "control", "sim")),
+    *(Path(tilework_lab.__file__).parent / part for part in ("policies", "workloads", "compare/figures.py")),
+)
+"""Folders and files of the program that decide a result."""
 _LONGEST_NS = 30 * 24 * 3600 * NS_PER_S  # After the last arrival: a run that takes longer makes no progress.
 
 
@@ -131,13 +135,10 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
 @cache
 def code_digest() -> str:
     """Return a digest of the program, as far as it decides a result."""
-    root = Path(tilework.__file__).parent
     found = hashlib.sha256()
-    for package in _DECIDING:
-        for path in sorted((root / package).rglob("*.py")):
-            if path.parent.name == _JUDGING and path.name != "figures.py":
-                continue
-            found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    for part in _DECIDING:
+        for path in sorted(part.rglob("*.py")) if part.is_dir() else (part,):
+            found.update(path.relative_to(part.parent).as_posix().encode() + path.read_bytes())
     return found.hexdigest()[:16]
 
 
