@@ -119,6 +119,13 @@ def test_reads_ahead_of_need_fail() -> None:
     assert any(result.fault_counts["read"] for result in results)
 
 
+def test_events_that_wait_for_a_controller_keep_their_order() -> None:
+    """In seed 92 the controller is lost between two events of one cause; a device that died joins before it is back."""
+    (result,) = run_seeds([92], Choice(policy="tilework"), 1)
+    assert result.fault_counts["replay"]
+    assert not result.violation
+
+
 @pytest.mark.slow
 def test_the_seeds_of_the_hour_keep_the_invariants() -> None:
     """Other seeds every hour. A failure names its seed, which keeps failing until the bug is fixed."""

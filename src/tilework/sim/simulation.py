@@ -205,7 +205,7 @@ class Simulation:
     def _handle(self, event: Event) -> None:
         now_ns = self._clock.now_ns
         if self._clock.is_paused:
-            self._clock.at(self._clock.resume_ns, self._unless_restarted(partial(self._handle, event)))
+            self._clock.at(now_ns, self._unless_restarted(partial(self._handle, event)))  # Waits in its turn.
             return
         self._num_events += 1
         actions = self.controller.handle(event, now_ns)
