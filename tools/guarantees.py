@@ -21,13 +21,13 @@ KEYS = frozenset({"was", "said", "now"})
 
 
 def plain(text: str) -> str:
-    """The same with one space for each run of white space."""
+    """Return a text with one space for each run of white space."""
     return " ".join(text.split())
 
 
 @cache
 def place(now: str) -> str:
-    """What a file holds, or what the help of a command says."""
+    """Return the text of a file, or of the help of a command."""
     if not now.startswith("help: "):
         return plain((ROOT / now).read_text("utf-8"))
     words = [sys.executable, "-m", "tilework", *now.removeprefix("help: ").split(), "--help"]
@@ -35,7 +35,7 @@ def place(now: str) -> str:
 
 
 def mistake(entry: Any) -> str | None:
-    """What is wrong with a guarantee; None if it stands where it says."""
+    """Return the mistake in a guarantee; None if it stands where it says."""
     if not isinstance(entry, dict) or not entry.keys() >= KEYS:
         return f"lacks one of {', '.join(sorted(KEYS))}"
     if len(entry["said"]) > MOST_SAID:

@@ -392,7 +392,7 @@ def test_a_tenant_may_have_the_scope(tmp_path: Path) -> None:
         "d": False,
     }
     assert found["d"] is None, "a server with keys is closed to others"
-    with pytest.raises(ConfigError, match="a key of admin_key is one of api_key or of a tenant"):
+    with pytest.raises(ConfigError, match="a key of admin_key is also one of api_key or of a tenant"):
         load_tenants(ServerConfig(tenants=str(file), admin_key="b"))
 
 

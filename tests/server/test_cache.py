@@ -133,7 +133,7 @@ def test_a_number_that_the_servers_cache_has_not_is_refused(flags: list[str], sa
 def test_an_exact_server_has_no_cache() -> None:
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--exact", "--cache", "patch"]
     result = CliRunner().invoke(app, flags)
-    assert "cache is patch, with which pictures are not exact; leave out --exact or --cache" in str(result.exception)
+    assert "cache is patch, with which images are not exact; leave out --exact or --cache" in str(result.exception)
 
 
 def segment(use: CacheUse | None) -> WorkSegment:

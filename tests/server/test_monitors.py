@@ -79,9 +79,9 @@ def test_a_key_for_metrics_alone_leaves_the_server_open() -> None:
 @pytest.mark.parametrize(
     ("settings", "text", "words"),
     [
-        ({"metrics_key": "a", "api_key": "a"}, "", "a key of metrics_key is one of api_key, of admin_key or of"),
-        ({"metrics_key": "a", "admin_key": "a"}, "", "a key of metrics_key is one of api_key, of admin_key or of"),
-        ({"metrics_key": "w"}, FILE, "a key of metrics_key is one of api_key, of admin_key or of a tenant"),
+        ({"metrics_key": "a", "api_key": "a"}, "", "a key of metrics_key is also one of api_key, of admin_key or of"),
+        ({"metrics_key": "a", "admin_key": "a"}, "", "a key of metrics_key is also one of api_key, of admin_key or of"),
+        ({"metrics_key": "w"}, FILE, "a key of metrics_key is also one of api_key, of admin_key or of a tenant"),
         ({}, '[tenants.a]\nkeys = ["x"]\nmetrics = true\nadmin = true', "tenants.a.metrics = true .* has admin = true"),
         ({}, "[tenants.default]\nmetrics = true", "tenants.default.metrics = true .* give the keys for metrics a ten"),
         ({}, '[tenants.a]\nkeys = ["x"]\nmetrics = 1', "tenants.a.metrics = 1 cannot be used; give true or false"),
