@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from builders import only, promise, request, shipped, simulate, table
+from tilework.admission.promise_query import PromiseQuery
+from tilework.admission.reservations import Reservations
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, HoldBack, Reject, Stop
 from tilework.core.events import DeviceJoined, Event, Restored, Stopped, Submitted, WorkFinished
+from tilework.core.interfaces import Demand
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
@@ -268,3 +272,29 @@ def test_a_restored_promise_is_judged_by_what_is_left_of_it() -> None:
     control.handle(Restored(promise("a", 0.0, slo_s=1.6), 9), ns_from_s(1.2))
     (job,) = control.tracker.jobs.values()
     assert job.promised is not None
+
+
+def test_the_widths_of_an_earliest_deadline_are_tried_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first uses up the budget of the search: by the order of a set, a log would not replay in another process."""
+    asked: list[tuple[PromiseQuery, list[int]]] = []
+    whole, one = PromiseQuery._earliest_ns, Reservations.earliest_ns
+
+    def begun(query: PromiseQuery, at_least_ns: int) -> int:
+        asked.append((query, []))
+        return whole(query, at_least_ns)
+
+    def tried(places: Reservations, block: Demand, *more: Any) -> int:
+        asked[-1][1].append(block.width)
+        return one(places, block, *more)
+
+    monkeypatch.setattr(PromiseQuery, "_earliest_ns", begun)
+    monkeypatch.setattr(Reservations, "earliest_ns", tried)
+    sides = (256, 512, 1024, 2048)
+    requests = [picture(str(place), 0.01 * place, sides[place % 4], 1.5 + place, OnMiss.REJECT) for place in range(40)]
+    for steps in range(10, 24):
+        simulate([replace(each, steps=steps) for each in requests], "tilework", costs=FLUX, num_devices=8)
+    several = [(query, widths) for query, widths in asked if len(set(widths)) > 1]
+    assert len({query.blocks[0] for query, _ in several}) > 5
+    for query, widths in several:
+        in_order = [query.blocks[0].width, min(query.blocks, key=lambda block: block.run_ns).width]
+        assert widths == in_order * (len(widths) // 2)

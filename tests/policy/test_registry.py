@@ -27,12 +27,27 @@ class Unfinished:
     def plan(self, view, costs, now_ns): ...
 
 def wants_one(argument): ...
+
+class Fails:
+    def __init__(self):
+        1 / 0
+
+NUMBER = 7
+"""
+RUSH = """
+from dataclasses import dataclass
+from tilework.sim.workloads.synthetic import HeavyTail
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rush(HeavyTail):
+    name = "rush"
 """
 
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "mine_of_a_test.py").write_text(MODULE, "utf-8")
+    for name, text in (("mine", MODULE), ("broken", "def"), ("lacking", "import not_there_at_all")):
+        (tmp_path / f"{name}_of_a_test.py").write_text(text, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     return "mine_of_a_test"
 
@@ -66,17 +81,25 @@ def test_a_class_is_a_policy_by_its_place(own_module: str, tmp_path: Path) -> No
     assert replayed.exit_code == 0, replayed.output
 
 
-def test_a_place_that_is_no_policy_is_named_with_the_remedy(own_module: str) -> None:
-    with pytest.raises(
-        UnknownPolicy, match=r"no module 'no_such' on Python's path; PYTHONPATH=DIRECTORY adds a folder"
-    ):
-        make_policy("no_such.module:Policy")
-    with pytest.raises(UnknownPolicy, match=f"module '{own_module}' has no 'Missing'"):
-        make_policy(f"{own_module}:Missing")
-    with pytest.raises(UnknownPolicy, match="is a Unfinished, which lacks urgency_ns, degrees, demand; give a class"):
-        make_policy(f"{own_module}:Unfinished")
-    with pytest.raises(UnknownPolicy, match=r"wants_one.* missing 1 required positional argument: 'argument'"):
-        make_policy(f"{own_module}:wants_one")
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("no_such.module:Policy", r"no module 'no_such' on Python's path; run it with its folder in PYTHONPATH"),
+        ("{}:Missing", r"module '{}' has no 'Missing'"),
+        ("{}:latestFirst", r"has no 'latestFirst'; did you mean 'LatestFirst'\?"),
+        ("{}:Unfinished", r"is a Unfinished, which lacks urgency_ns, degrees, demand; give a class"),
+        ("{}:wants_one", r"TypeError: wants_one.* missing 1 .*; it is built without arguments \(functools.partial"),
+        ("{}:Fails", r"ZeroDivisionError: division by zero at .*{}\.py:1\d; it is built without"),
+        ("{}:NUMBER", r"is a int; give a class, or a function that builds one"),
+        ("{}.py:LatestFirst", r"'{}\.py' is no module; write {}:LatestFirst, with its folder in PYTHONPATH"),
+        (":LatestFirst", r"'' is no module; write module:LatestFirst"),
+        ("broken_of_a_test:Policy", r"module 'broken_of_a_test' cannot be imported: SyntaxError"),
+        ("lacking_of_a_test:Policy", r"cannot be imported: it imports 'not_there_at_all', which is missing"),
+    ],
+)
+def test_a_place_that_is_no_policy_is_named_with_the_remedy(place: str, message: str, own_module: str) -> None:
+    with pytest.raises(UnknownPolicy, match=message.replace("{}", own_module)):
+        make_policy(place.replace("{}", own_module))
 
 
 def test_packages_declare_policies_but_take_no_name_that_ships(
@@ -97,11 +120,23 @@ def test_without_the_lab_its_policies_are_hinted_at(monkeypatch: pytest.MonkeyPa
         make_policy("srtf")
 
 
-def test_a_declared_workload_is_checked(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declared_workload_is_checked_and_hides_no_other(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(monkeypatch, workloads.ENTRY_POINTS, {"odd": f"{own_module}:LatestFirst"})
     assert workloads.family("mixes").name == "mixes"
     with pytest.raises(workloads.UnknownWorkload, match=r"workload 'odd' is no class derived from .*Family"):
         workloads.family("odd")
+    listed = CliRunner().invoke(app, ["workload", "list"])
+    assert listed.exit_code == 0
+    assert "heavy-tail" in listed.stdout
+
+
+def test_a_workload_by_its_place_is_shown(own_module: str, tmp_path: Path) -> None:
+    (tmp_path / "rush_of_a_test.py").write_text(RUSH, "utf-8")
+    shown = CliRunner().invoke(app, ["workload", "show", "rush_of_a_test:Rush", "--num", "5"])
+    assert shown.exit_code == 0, shown.output
+    assert "5 requests" in shown.stdout
+    missing = CliRunner().invoke(app, ["workload", "show", "rush_of_a_test:Rash"])
+    assert "did you mean 'Rush'?" in str(missing.exception)
 
 
 def test_a_name_is_given_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

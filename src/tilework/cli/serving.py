@@ -146,7 +146,8 @@ class Serving:
             )
             asyncio.run(serving)
             if engine.failure:
-                raise UserError(f"{engine.failure}: this is a bug, report it with the log; start the server again")
+                remedy = "report it with the log, or mend the policy if it is yours; start the server again"
+                raise UserError(f"{engine.failure}: this is a bug; {remedy}")
 
     def _reread(self) -> Reread:
         """Open the log anew, and give the settings as they are by now. Raises ConfigError."""

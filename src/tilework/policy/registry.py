@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from tilework.core.interfaces import NeedsFuture, Policy
 from tilework.distribution import install_lab_command
-from tilework.entry_points import NotThere, declared_places, load
+from tilework.entry_points import NotThere, cause_of, declared_places, load
 
 DEFAULT_POLICY = "tilework"
 ENTRY_POINTS = "tilework.policies"
@@ -56,16 +57,32 @@ def make_policy(name: str) -> Policy:
             f"policy {name!r} does not exist; {hint}choose one of {', '.join(policy_names())}, or give module:Class"
             f"{_of_the_lab()}"
         )
-    try:
-        policy = load(place)()
-    except (NotThere, ImportError, TypeError) as error:
-        raise UnknownPolicy(f"policy {name!r} cannot be built: {error}") from error
+    policy = _built(name, place)
     if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
         raise UnknownPolicy(
             f"policy {name!r} is a {type(policy).__name__}, which lacks {', '.join(missing)}; "
             "give a class that has the methods of tilework.core.interfaces.Policy"
         )
     return policy  # type: ignore[no-any-return]
+
+
+def _built(name: str, place: str) -> Any:
+    """Build what is at a place. Raises UnknownPolicy."""
+    try:
+        factory = load(place)
+    except NotThere as error:
+        raise UnknownPolicy(f"policy {name!r} cannot be built: {error}") from error
+    if not callable(factory):
+        raise UnknownPolicy(
+            f"policy {name!r} is a {type(factory).__name__}; give a class, or a function that builds one"
+        )
+    try:
+        return factory()
+    except Exception as error:
+        raise UnknownPolicy(
+            f"policy {name!r} cannot be built: {cause_of(error)}; it is built without arguments "
+            "(functools.partial gives it some)"
+        ) from error
 
 
 def check_live(name: str) -> None:

@@ -35,13 +35,16 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         metavar="WORKLOAD",
-        help="NAME of `workload list`, or NAME,key=value,... with its parameters (also rpm, rate, num); a file of "
-        f"requests; a grid ({', '.join(GRIDS)}); or GRID:PATTERN for some of its cells. Repeatable. Default: {GRID}.",
+        help="NAME of `workload list` or module:Class, or NAME,key=value,... with its parameters (also rpm, rate, "
+        f"num); a file of requests; a grid ({', '.join(GRIDS)}); or GRID:PATTERN for some of its cells. Repeatable. "
+        f"Default: {GRID}.",
     ),
 ]
 Policies = Annotated[
     str | None,
-    typer.Option(help="Names of docs/policies.md, separated by commas; default: those that the grid compares."),
+    typer.Option(
+        help="Names of docs/policies.md, or module:Class, separated by commas; default: the policies of the grid."
+    ),
 ]
 Seeds = Annotated[
     int | None, typer.Option(min=1, help=f"Number of seeds, from 0 on; default {FULL_SEEDS}, {FEW_SEEDS} on a grid.")

@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from tilework.cli.console import UserError, out, print_json, user_errors
+from tilework.cli.console import UserError, console, out, print_json, user_errors
 from tilework.cli.options.common import AsJson, examples
 from tilework.cost.table import BadCostTable
 from tilework.cost.table_costs import TableCosts
@@ -117,8 +117,7 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List the workloads, or what one of them is and which parameters it has."""
-    with user_errors(UnknownWorkload):
-        families = [family(each) for each in (workload_names() if name is None else (name,))]
+    families = _all() if name is None else [_named(name)]
     if json:
         print_json({"workloads": [described(each) for each in families]})
         return
@@ -128,9 +127,25 @@ def list_(
         print_one(families[0])
 
 
+def _all() -> list[type[Family]]:
+    """Return all workloads that can be used; those that cannot are named on stderr."""
+    found = []
+    for name in workload_names():
+        try:
+            found.append(family(name))
+        except UnknownWorkload as error:
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def _named(name: str) -> type[Family]:
+    with user_errors(UnknownWorkload):
+        return family(name)
+
+
 @app.command("make", epilog=MAKE_EXAMPLE)
 def make(
-    name: Annotated[str, typer.Argument(help="A name of `workload list`.")],
+    name: Annotated[str, typer.Argument(help="A name of `workload list`, or module:Class.")],
     output: Annotated[Path, typer.Option("--out", help="JSON-lines file to write (docs/formats.md).")],
     rate: Rate = None,
     rpm: Rpm = None,
@@ -167,7 +182,7 @@ def make(
 @app.command("show", epilog=SHOW_EXAMPLE)
 def show(
     place: Annotated[
-        str, typer.Argument(metavar="NAME|FILE", help="A name of `workload list`, or a file of requests.")
+        str, typer.Argument(metavar="NAME|FILE", help="A name of `workload list`, module:Class, or a file of requests.")
     ],
     png: Annotated[Path | None, typer.Option(help="Draw arrivals by size, and load, over time.")] = None,
     cost: Annotated[str | None, typer.Option(help="Cost table for the load; default the workload's own.")] = None,
@@ -205,7 +220,7 @@ def show(
 
 
 def _find(place: str, changes: _Changes, seed: int, cost: str | None, devices: int | None) -> Shown:
-    if place in workload_names():
+    if place in workload_names() or (":" in place and not Path(place).exists()):
         workload = changes.workload(place)
         requests = workload.requests(seed)
         title = f"{place}, seed {seed}"

@@ -20,6 +20,9 @@ SHIPPED: Mapping[str, str] = {
 """Places, `module:Class`, of the workloads that every installation has."""
 
 
+_ABOUT = ("name", "source", "about", "table", "num_devices")
+
+
 class UnknownWorkload(ValueError):
     """No workload has this name, or its class cannot be used; the message lists those that exist."""
 
@@ -39,10 +42,12 @@ def family(name: str) -> type[Family]:
         raise UnknownWorkload(f"there is no workload {name!r}; {remedy}{lab}")
     try:
         found = load(place)
-    except (NotThere, ImportError) as error:
+    except NotThere as error:
         raise UnknownWorkload(f"workload {name!r} cannot be used: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Family)):
         raise UnknownWorkload(f"workload {name!r} is no class derived from tilework.sim.workloads.family.Family")
+    if missing := [one for one in _ABOUT if not hasattr(found, one)]:
+        raise UnknownWorkload(f"workload {name!r} does not say its {', '.join(missing)}; write them as class variables")
     return found
 
 
