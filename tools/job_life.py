@@ -73,7 +73,7 @@ def _state(state: JobState) -> str:
 def _arrow(arrow: Arrow) -> str:
     """Return an arrow with its label. Arrows of a pair of states run beside each other; one to itself is a loop."""
     (x, y), (to_x, to_y) = PLACES[arrow.start], PLACES[arrow.end]
-    text = escape(", ".join(arrow.events))
+    text = escape(" or ".join(arrow.events))
     if arrow.start is arrow.end:
         below = y > HEIGHT // 2
         edge, far = (y + BOX_HEIGHT // 2, y + 52) if below else (y - BOX_HEIGHT // 2, y - 52)
