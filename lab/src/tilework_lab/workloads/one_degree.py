@@ -22,7 +22,7 @@ class OneDegree(TetriServe):
 
     name: ClassVar[str] = "one-degree"
     source: ClassVar[str] = "ours"
-    about: ClassVar[str] = "deadlines that one degree just meets"
+    about: ClassVar[str] = "deadlines that only one number of devices meets"
 
     rate_per_s: float = parameter(0.15, "Requests per second on average.", above=0)
     margin: float = parameter(0.08, "Time to spare, as a share of the latency at that degree.", above=0, most=10)
