@@ -262,7 +262,8 @@ def print_tally(tally: Tally) -> None:
             listed = ", ".join(f"{number} {name}" for name, number in counts.most_common())
             out.print(f"{title}: {listed}", soft_wrap=True)
         if title == "requests" and tally.num_promised:
-            out.print(f"promises: {tally.num_kept} of {tally.num_promised} kept")
+            broken = "" if tally.num_kept == tally.num_promised else "; faults took the others' devices or time"
+            out.print(f"promises: {tally.num_kept} of {tally.num_promised} kept{broken}")
 
 
 def print_many(tally: Tally, first: int, failures: list[tuple[ScenarioResult, str]]) -> None:
