@@ -57,24 +57,24 @@ TrueCost = Annotated[
     str | None,
     typer.Option(
         metavar="COST",
-        help="Cost table of the simulated devices, if they differ from the plan's. The planner starts from its own and "
-        "learns from measurements; the bound is that of the devices.",
+        help="Cost table by which the simulated devices run, if it differs from the planner's. The planner starts from "
+        "its own table and learns from measurements; the bound goes by the devices' table.",
     ),
 ]
 Promises = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="Measure what promises cost: run everything twice, once with all requests as best effort, and once with "
-        "this share of requests with a deadline asking for a promise.",
+        help="Measure what promises cost: run everything twice. First all requests are best effort; then this share of "
+        "those with a deadline asks for a promise.",
     ),
 ]
 Directory = Annotated[
     Path | None,
-    typer.Option("--out", help="Keep each result here as soon as it is there; those that are kept are not run again."),
+    typer.Option("--out", help="Keep each result in this directory at once; kept results are not run again."),
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw all results as one chart.")]
-Full = Annotated[bool, typer.Option("--full", help=f"{FULL_SEEDS} seeds, also on a grid.")]
+Full = Annotated[bool, typer.Option("--full", help=f"Use {FULL_SEEDS} seeds on grids, too.")]
 EXAMPLE = examples(
     "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
     "tilework compare --out out/grid --plot grid.png",

@@ -77,7 +77,7 @@ Adapter = Annotated[
 # Options of simulations.
 DevicesPerNode = Annotated[
     int | None,
-    typer.Option(min=1, help="Devices per node, which no group leaves; default: the cost table's."),
+    typer.Option(min=1, help="Devices per node; a group lies within one node. Default: the cost table's."),
 ]
 SwitchMs = Annotated[
     float,
