@@ -32,7 +32,7 @@ class TetriServe(RatedFamily):
 
     name: ClassVar[str] = "tetriserve"
     source: ClassVar[str] = "TetriServe §6.1, §6.4"
-    about: ClassVar[str] = "images of four sizes, each size with its tight deadline"
+    about: ClassVar[str] = "images of four sizes with one tight deadline each"
     table: ClassVar[str] = "flux1dev_h100_eager"
     num_devices: ClassVar[int] = 8
 
