@@ -13,11 +13,9 @@ from tilework.core.request import Shape
 from tilework.core.wire.reports import DeviceReading, StartMemory
 from tilework.pipelines.errors import ModelError, UnsupportedModel
 from tilework.pipelines.fits.beside import CONTEXT_BYTES, Beside, StartPlan
-from tilework.pipelines.fits.changes import cheapest_change, options_of
-from tilework.pipelines.fits.plan import MemoryPlan, Planner
 
 if TYPE_CHECKING:
-    from tilework.pipelines.fits.plan import MemoryPlan
+    from tilework.pipelines.fits.plan import MemoryPlan, Planner
 
 
 _LOWERED = "so that all fits, --cache-memory is {:.1f} GB here, and --states-memory {:.1f} GB"
@@ -60,6 +58,8 @@ def planned_start(
 
 def refusal(planner: Planner, plan: MemoryPlan) -> str:
     """Say why a plan does not fit, and name the cheapest changes that would."""
+    from tilework.pipelines.fits.changes import cheapest_change, options_of
+
     short = f"needs {plan.needed_bytes / 1e9:.1f} GB for {plan.shape}, and {plan.memory_bytes / 1e9:.1f} GB are free"
     remedies: list[str] = []
     if (other := cheapest_change(planner, plan)) is not None:
@@ -75,6 +75,8 @@ def _planned(
     models: Sequence[ModelSource], memory_bytes: int, beside: Beside, *, comes_and_goes: bool
 ) -> Iterator[tuple[ModelSource, tuple[Planner, MemoryPlan]]]:
     """Yield the plan of each model alone; of one that has none it is said why."""
+    from tilework.pipelines.fits.plan import Planner  # Brings torch, which a server does without.
+
     for one in models:
         setup = replace(one, offload="components") if comes_and_goes else one
         try:
