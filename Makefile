@@ -64,14 +64,13 @@ ring-check: $(VENV)/dev ## Check the protocol of the ring: its models with SPIN,
 bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
 
-docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is started for it, and the score of classes
+docs: $(VENV)/serve ## Record the examples of the API from a server that is started for it, and write the score of classes
 	@$(BIN)/python tools/api_examples.py > examples.tmp
 	@mv examples.tmp src/tilework/server/api/examples.json
-	@$(BIN)/python tools/api_reference.py > docs/api.md
 	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
 
-# What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables. The page of
-# classes is made here, of the diffusers that is installed.
+# What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables. The pages of
+# the API and of classes are made here: of the OpenAPI document, and of the diffusers that is installed.
 site: OUT = out/site
 site: $(VENV)/serve $(VENV)/docs ## Build the documentation as a site in OUT/html; a broken link is an error
 	@rm -rf $(OUT)/pages $(OUT)/html
@@ -79,6 +78,7 @@ site: $(VENV)/serve $(VENV)/docs ## Build the documentation as a site in OUT/htm
 	@cp mkdocs.yml $(OUT)
 	@cp --parents -r *.md LICENSE docs deploy examples bench/README.md bench/results bench/suite/decisions/names.json \
 		tests/README.md lab/README.md lab/docs training/*/README.md training/*/*.json training/*/*.png src/tilework/data/grafana.json $(OUT)/pages
+	@$(BIN)/python tools/api_reference.py > $(OUT)/pages/docs/api.md
 	@$(BIN)/python -m tilework.pipelines.support.page --tables > $(OUT)/pages/docs/classes.md
 	@$(BIN)/zensical build --strict --config-file $(OUT)/mkdocs.yml
 	@echo "$(OUT)/html/index.html; any web server can serve the folder, such as $(BIN)/python -m http.server -d $(OUT)/html"

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page to read: `python tools/api_reference.py` prints docs/api.md."""
+"""The OpenAPI document as a page to read: `python tools/api_reference.py` prints it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 110
 HEAD = """\
 # HTTP API
 
-Written by `make docs` from the OpenAPI document, which every server shows at `/docs`. How deadlines, streams and
+Written by `make site` from the OpenAPI document, which every server shows at `/docs`. How deadlines, streams and
 further calls work is in [serving](serving.md), keys, tenants and limits are in [operations](operations.md).
 
 Examples are for a shell with `export URL=http://127.0.0.1:8000`. Answers are those of a server with `shapes` on two CPU

@@ -16,7 +16,7 @@ from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md"),  # Recorded from a server.
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "lab" / "docs").glob("*.md")),
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "bench/README", "lab/README", "tests/README")),
 )
