@@ -67,7 +67,7 @@ bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 docs: $(VENV)/serve ## Record the examples of the API from a server that is started for it, and write the score of classes
 	@$(BIN)/python tools/api_examples.py > examples.tmp
 	@mv examples.tmp src/tilework/server/api/examples.json
-	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
+	@$(BIN)/python tools/class_tables.py docs/models.md README.md
 
 # What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables. The pages of
 # the API and of classes are made here: of the OpenAPI document, and of the diffusers that is installed.
@@ -79,7 +79,7 @@ site: $(VENV)/serve $(VENV)/docs ## Build the documentation as a site in OUT/htm
 	@cp --parents -r *.md LICENSE docs deploy examples bench/README.md bench/results bench/suite/decisions/names.json \
 		tests/README.md lab/README.md lab/docs training/*/README.md training/*/*.json training/*/*.png src/tilework/data/grafana.json $(OUT)/pages
 	@$(BIN)/python tools/api_reference.py > $(OUT)/pages/docs/api.md
-	@$(BIN)/python -m tilework.pipelines.support.page --tables > $(OUT)/pages/docs/classes.md
+	@$(BIN)/python tools/class_tables.py --tables > $(OUT)/pages/docs/classes.md
 	@$(BIN)/zensical build --strict --config-file $(OUT)/mkdocs.yml
 	@echo "$(OUT)/html/index.html; any web server can serve the folder, such as $(BIN)/python -m http.server -d $(OUT)/html"
 

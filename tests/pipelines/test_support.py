@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 import tiny
 from tilework.cli.app import app
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
-from tilework.pipelines.support import installed, page
+from tilework.pipelines.support import installed
 from tilework.pipelines.support.installed import APART, MODULAR, SCORED, Score, Standing, count_served
 from tilework.pipelines.support.kinds import PipelineClass
 from tilework.pipelines.support.record import KINDS, ClassRecord, Record, limits_of, read_record, served_classes
+from tools import class_tables
 from zoo.registry import ZOO, build
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,7 @@ def test_what_a_class_shows_is_a_reason(name: str, reason: str) -> None:
 
 def test_the_command_prints_the_score_by_kind(known: Score) -> None:
     printed = classes().stdout
-    assert printed.startswith(page.sentence(known))
+    assert printed.startswith(class_tables.sentence(known))
     for kind in KINDS:
         assert f"\n{kind}: {count_served(known.of(kind))} of {len(known.of(kind))}\n" in printed
     assert "  FluxPipeline: served\n" in printed
@@ -121,8 +122,8 @@ def test_another_version_of_diffusers_is_named(known: Score, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
 def test_the_pages_show_the_score(name: str, score: Score) -> None:
     text = (ROOT / name).read_text("utf-8")
-    assert page.sentence(score) in text
-    assert page.updated(text, score) == text, "make docs"
+    assert class_tables.sentence(score) in text
+    assert class_tables.updated(text, score) == text, "make docs"
 
 
 def test_the_score_is_updated_and_the_tables_have_each_class() -> None:
@@ -135,10 +136,10 @@ def test_the_score_is_updated_and_the_tables_have_each_class() -> None:
         ),
     )
     one = ClassRecord(kinds=("edit",), exact=True, interleaved=True, moved=True, degrees="heads", inputs=("image",))
-    assert page.updated("Has 3 of 4 pipeline classes of diffusers 0.1.2.", found) == (
+    assert class_tables.updated("Has 3 of 4 pipeline classes of diffusers 0.1.2.", found) == (
         "Has 1 of 2 pipeline classes of diffusers 1.2.3."
     )
-    printed = page.tables(found, Record(diffusers="1.2.3", classes={"APipeline": one}))
+    printed = class_tables.tables(found, Record(diffusers="1.2.3", classes={"APipeline": one}))
     assert printed.startswith("# Classes\n")
     assert "| `APipeline` | | yes | yes | yes | no | up to heads | image | previews, shared passes |" in printed
     assert "- BPipeline is not served: sleeps" in printed

@@ -58,8 +58,7 @@ def _document(found: Score, kinds: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print(found: Score, kinds: tuple[str, ...]) -> None:
-    from tilework.pipelines.support.installed import SCORED, count_served
-    from tilework.pipelines.support.page import sentence
+    from tilework.pipelines.support.installed import SCORED, count_served, sentence
 
     out.print(f"{sentence(found)} ({', '.join(SCORED)}) are served exactly", soft_wrap=True, highlight=False)
     if found.tested != found.installed:

@@ -100,3 +100,9 @@ def _lacking(found: Any) -> str:
         return ""
     lacking = [name for name in backends if not BACKENDS_MAPPING[name][0]()]
     return f"needs {', '.join(lacking)}, not installed here"
+
+
+def sentence(found: Score) -> str:
+    """Return the score in words, as it stands on the pages."""
+    counted = found.of(*SCORED)
+    return f"{count_served(counted)} of {len(counted)} pipeline classes of diffusers {found.installed}"

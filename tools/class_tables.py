@@ -1,6 +1,6 @@
 """The score and the tables of classes of diffusers, for pages.
 
-`python -m tilework.pipelines.support.page PAGE...` writes today's score into these pages. With `--tables` in place of
+`python tools/class_tables.py PAGE...` writes today's score into these pages. With `--tables` in place of
 pages it prints the page of tables.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilework.pipelines.support.installed import APART, MODULAR, SCORED, Score, count_served, score
+from tilework.pipelines.support.installed import APART, MODULAR, Score, count_served, score, sentence
 from tilework.pipelines.support.record import KINDS, ClassRecord, Record, read_record
 
 _SENTENCE = re.compile(r"\d+ of \d+ pipeline classes of diffusers \d+\.[\d.]*\d")
@@ -25,12 +25,6 @@ _HEAD = (
     "| class | stages | exact | interleaved | moved | batches | devices, also of a cell | inputs | lacks |",
     "|---|---|---|---|---|---|---|---|---|",
 )
-
-
-def sentence(found: Score) -> str:
-    """Return the score in words, as it stands on the pages."""
-    counted = found.of(*SCORED)
-    return f"{count_served(counted)} of {len(counted)} pipeline classes of diffusers {found.installed}"
 
 
 def updated(page: str, found: Score) -> str:
