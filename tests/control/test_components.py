@@ -18,12 +18,21 @@ from tilework.control.components import Components
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, DropComponents, LoadComponents, Reject, RunWork, Stop
 from tilework.core.component import Component, DropOrder, LoadSource, Memory
-from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Stopped, Submitted, Woke, WorkFinished
+from tilework.core.events import (
+    ComponentsLoaded,
+    ComponentsRead,
+    DeviceJoined,
+    DeviceLost,
+    Stopped,
+    Submitted,
+    Woke,
+    WorkFinished,
+)
 from tilework.core.interfaces import Block
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Plan, Work
+from tilework.core.work import Plan, ReadAhead, Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
@@ -272,6 +281,47 @@ def test_a_host_keeps_what_is_to_be_loaded_from_it() -> None:
     device = tracker.device(1)
     assert device is not None
     assert [tracker.sources.of(one, device) for one in (TEXT, DENOISER)] == [LoadSource.HOST, LoadSource.DISK]
+
+
+def host_with_all_but_the_decoder() -> tuple[Tracker, Components]:
+    """Three devices of a node whose host, of 7 bytes, has read the text encoder and the denoiser."""
+    costs = TableCosts(replace(weights(5, host=4.0), host_bytes=7))
+    tracker = Tracker(Idle(), costs)
+    components = Components(costs, tracker)
+    for device_id in range(3):
+        components.join(DeviceJoined(device_id, 0, memory_bytes=5, read=("text", "denoiser")))
+    return tracker, components
+
+
+def test_a_load_does_not_count_on_what_its_host_will_forget_for_a_read_that_has_begun() -> None:
+    for is_ahead in (True, False):
+        tracker, components = host_with_all_but_the_decoder()
+        order = DropOrder(host=(TEXT,))
+        if is_ahead:
+            components.read_ahead(ReadAhead(node=0, stage=stage_of(PIPELINE, DECODE), forgets=order.host), 0)
+        else:
+            components.prepare(replace(start(DECODE, 1), drop_order=order), 1)
+        device = tracker.device(0)
+        assert device is not None
+        assert TEXT in tracker.kept_by_host(0), "it has not read yet"
+        assert [tracker.sources.of(one, device) for one in (TEXT, DENOISER)] == [LoadSource.DISK, LoadSource.HOST]
+        assert tracker.load_ns(0, stage_of(PIPELINE, ENCODE)) == 2 * NS_PER_S, "as from the disk"
+
+
+def test_no_read_makes_a_host_forget_what_is_to_be_loaded_from_it() -> None:
+    """The decoder's read names the text encoder, which a device is about to load from there."""
+    for is_ahead in (True, False):
+        tracker, components = host_with_all_but_the_decoder()
+        order = DropOrder(host=(TEXT, DENOISER))
+        (load,) = only(LoadComponents, tuple(components.prepare(start(ENCODE, 0), 1)))
+        assert load.source is LoadSource.HOST
+        if is_ahead:
+            components.read_ahead(ReadAhead(node=0, stage=stage_of(PIPELINE, DECODE), forgets=order.host), 0)
+            components.on_report(ComponentsRead(load.load_id + 1, True))
+        else:
+            components.prepare(replace(start(DECODE, 1), drop_order=order), 2)
+            components.on_report(ComponentsLoaded(load.load_id + 1, 1, NS_PER_S))
+        assert set(tracker.kept_by_host(0)) == {TEXT, VAE}
 
 
 def test_a_host_without_a_limit_forgets_nothing_and_a_small_one_keeps_what_fits() -> None:

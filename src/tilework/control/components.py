@@ -116,10 +116,11 @@ class Components:
         size = num_bytes(wanted)
         read_id = self._next_id
         end_ns = now_ns + self._costs.load_ns(size, LoadSource.DISK)
-        sources.begin_read(read.node, HostRead(wanted, read.forgets, end_ns))
+        forgets = sources.may_forget(read.node, read.forgets)
+        sources.begin_read(read.node, HostRead(wanted, forgets, end_ns))
         self._reads[read_id] = read.node
         self._next_id += 1
-        return (ReadComponents(read_id, read.node, read.stage, _digests(wanted), size, _digests(read.forgets)),)
+        return (ReadComponents(read_id, read.node, read.stage, _digests(wanted), size, _digests(forgets)),)
 
     def _read(self, event: ComponentsRead) -> None:
         """End a read. Its node's devices count a change, since the policy may now have something to decide there."""
@@ -160,7 +161,7 @@ class Components:
                 work_id=work_id,
                 components=tuple(components),
                 source=source,
-                forgets=order.host if source is LoadSource.DISK else (),
+                forgets=self._tracker.sources.may_forget(device.node, order.host) if source is LoadSource.DISK else (),
                 left_ns=self._costs.load_ns(num_bytes(components), source) + (0 if loads else wait_ns),
                 is_measured=len(read) == len(components),
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.device_set import DeviceSet
-from tilework.core.component import Component, LoadSource, Memory
+from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Bounded
@@ -29,7 +29,8 @@ class LoadSources:
 
     A host keeps `CostModel.host_bytes` of what was read there, and forgets the least recently used components, unless
     the policy has named others. A load from its memory is a use. A component larger than that memory is never kept. One
-    that is being read ahead of need counts as kept, after a wait.
+    that is being read ahead of need counts as kept, after a wait. One that reads from the disk will make the host
+    forget, before a load that is planned now may have begun, does not count any more.
     """
 
     def __init__(self, costs: CostModel, devices: DeviceSet) -> None:
@@ -103,13 +104,33 @@ class LoadSources:
     def of(self, component: Component, device: Device) -> LoadSource:
         """Return the quickest source that has a component now, or as soon as the host has read it."""
         available = {LoadSource.DISK}
-        host = self._hosts.get(device.node)
-        if (host is not None and component in host.components) or self.is_being_read(device.node, component):
+        if self._will_be_kept(device.node, component) or self.is_being_read(device.node, component):
             available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
         peers = [one for one in self._devices.on_node(device.node) if one is not device]
         if any(component in peer.memory.components and not peer.lacks_something for peer in peers):
             available.add(LoadSource.PEER)
         return self._costs.quickest_source(frozenset(available))
+
+    def _will_be_kept(self, node: int, component: Component) -> bool:
+        """Return whether a host has a component, and still has it when all that is being read there has been read."""
+        host = self._hosts.get(node)
+        if host is None or component not in host.components:
+            return False
+        if host.total_bytes is None:
+            return True
+        for device in self._devices.on_node(node):
+            for load in device.loads.values():
+                if load.source is LoadSource.DISK and not load.is_there:
+                    host = host.with_read(load.components, load.forgets)
+        if (read := self._reads.get(node)) is not None:
+            host = host.with_read(read.components, read.forgets)
+        return component in host.components
+
+    def may_forget(self, node: int, order: Iterable[Component]) -> tuple[Component, ...]:
+        """Return those of these components, in order, that no device is about to load from the memory of its host."""
+        loads = [load for device in self._devices.on_node(node) for load in device.loads.values() if not load.is_there]
+        planned = {one for load in loads if load.source in HOST_SOURCES for one in load.components}
+        return tuple(one for one in order if one not in planned)
 
     def load_ns(self, device: Device, stage: Stage) -> int:
         """Return how long a device loads before it can run a stage.
