@@ -28,7 +28,7 @@ from tilework.server.config import ServerConfig
 from tilework.server.frontends.messages import EPOCH, Resume, frontend_codec
 from tilework.server.frontends.relay import Relay
 from tilework.server.frontends.relayed import RelayedRequests
-from tilework.server.http.pieces import PIECE_BYTES
+from tilework.server.http.middleware import PIECE_BYTES
 from tilework.server.standing_answer import standing_answer
 from waiting import eventually
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from starlette.types import Message
 
 from clock import ManualLoop, run
-from tilework.server.http.middleware import HeadAsGet
-from tilework.server.http.pieces import PIECE_BYTES, InPieces
+from tilework.server.http.middleware import PIECE_BYTES, HeadAsGet, InPieces
 from tilework.server.http.sse import EventStream, event
 
 KEEP_ALIVE_S = 10.0

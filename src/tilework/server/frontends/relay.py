@@ -27,7 +27,7 @@ from tilework.server.frontends.messages import (
     ToFrontEnd,
 )
 from tilework.server.http.errors import CLOSE, SERVER, ApiError, internal_error
-from tilework.server.http.pieces import PIECE_BYTES
+from tilework.server.http.middleware import PIECE_BYTES
 
 _MOST_NUMBERS = 1 << 31
 _TELL_S = 0.1

@@ -8,8 +8,7 @@ from contextlib import closing
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from tilework.server.http.middleware import is_head
-from tilework.server.http.pieces import PIECE_BYTES
+from tilework.server.http.middleware import PIECE_BYTES, is_head
 from tilework.server.http.ranges import part_headers, wanted_part
 from tilework.store.results import Result
 

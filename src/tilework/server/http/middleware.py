@@ -20,6 +20,7 @@ PROBES = frozenset({"/health", "/ready"})
 METRICS = "/metrics"
 DOCS = ("/docs", "/openapi.json")
 """Beginnings of paths that a person opens in a browser, which cannot send `Bearer`."""
+PIECE_BYTES = 64 << 10
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
 TENANTS = "tilework.tenants"  # The key of all tenants, as they were when the request came.
 KEY = "tilework.key"  # The key of the API key with which it came.
@@ -49,6 +50,27 @@ def key_of(scope: Scope) -> bytes:
 def is_head(scope: Scope) -> bool:
     """Return whether only the head of the answer was asked for; then answering must have no effects."""
     return IS_HEAD in scope
+
+
+class InPieces:
+    """Passes large bodies to the HTTP server in pieces, so that it never buffers more than one that is not taken."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            body = message.get("body", b"")
+            if len(body) <= PIECE_BYTES:
+                await send(message)
+                return
+            view = memoryview(body)
+            for start in range(0, len(view), PIECE_BYTES):
+                is_last = start + PIECE_BYTES >= len(view)
+                more = message.get("more_body", False) or not is_last
+                await send({**message, "body": bytes(view[start : start + PIECE_BYTES]), "more_body": more})
+
+        await self._app(scope, receive, sending)
 
 
 class CatchBugs:

@@ -18,7 +18,7 @@ from tilework.server.http.connections.descriptors import connections_within, pos
 from tilework.server.http.connections.line_turns import protocol_class
 from tilework.server.http.connections.places import ConnectionPlaces
 from tilework.server.http.connections.protocol import ConnectionLimits, LimitedProtocol
-from tilework.server.http.pieces import InPieces
+from tilework.server.http.middleware import InPieces
 
 # Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
 # meets a connection that the server has just closed.
