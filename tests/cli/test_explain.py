@@ -305,7 +305,7 @@ def test_a_request_is_found_by_its_name_or_near_ones_are_named(log: Path) -> Non
     assert "6 requests" in (said := refusal(log, "stri"))
     assert "strict0, strict1" in said
     assert "near ones: strict5" in refusal(log, "strct5")
-    assert "lists the latest ones" in refusal(log, "zzz")
+    assert "lists those late by the most" in refusal(log, "zzz")
 
 
 def test_a_beginning_that_only_one_request_has_is_enough_and_so_is_the_job_number(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ ENTRY_POINTS = "tilework.commands"
 def _add_declared(app: typer.Typer) -> None:
     """Add the commands of other packages: modules with `command`, and `EXAMPLE` for the end of its help.
 
-    Names a module that cannot be imported on stderr; the other commands work.
+    The list of commands names the package of each. A module that cannot be imported is named on stderr; the other
+    commands work.
     """
     for name, place in declared_places(ENTRY_POINTS).items():
         try:
@@ -48,7 +49,9 @@ def _add_declared(app: typer.Typer) -> None:
         except Exception as error:
             console.print(f"tilework {name}: {place} cannot be imported: {error}", markup=False, highlight=False)
             continue
-        app.command(name, epilog=module.EXAMPLE)(module.command)
+        summary = (module.command.__doc__ or "").partition("\n\n")[0]
+        summary = f"({module.__name__.partition('.')[0]}) {summary}"
+        app.command(name, epilog=module.EXAMPLE, short_help=summary)(module.command)
 
 
 app = typer.Typer(

@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Show why a request was served as it was: each decision with its reason, each run with its predicted time.
 
-    Without UID: how the requests of the log ended, and why the latest ones were late.
+    Without UID: how the requests of the log ended, and why those late by the most were late.
     """
     if url is not None:
         if uid is not None:
@@ -99,7 +99,7 @@ def _find(names: RequestNames, name: str, log: Path) -> list[PastRequest]:
         raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {shown}{more}")
     near = get_close_matches(name, names.begun(""), n=_NAMED, cutoff=0.5)
     shown = ", ".join(map(names.short, near))
-    remedy = f"near ones: {shown}" if near else f"tilework explain {log} lists the latest ones"
+    remedy = f"near ones: {shown}" if near else f"tilework explain {log} lists those late by the most"
     raise UserError(f"no request of {log} is called {name!r}; {remedy}")
 
 

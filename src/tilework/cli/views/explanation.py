@@ -66,7 +66,7 @@ def request_document(history: History, past: PastRequest) -> dict[str, Any]:
 
 
 def summary_document(history: History) -> dict[str, Any]:
-    """Return a whole log: the ends of its requests, deadlines and promises kept, and the requests that were latest.
+    """Return a whole log: the ends of its requests, deadlines and promises kept, and the requests late by the most.
 
     A request that was refused or cancelled neither keeps nor misses its deadline, see `Request.met_deadline`.
     """
@@ -286,7 +286,7 @@ def _works_table(works: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def _latest_table(latest: Iterable[Mapping[str, Any]], names: RequestNames) -> Table:
-    table = Table(title="latest", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title="late by the most", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("request", overflow="fold")
     table.add_column("size")
     table.add_column("late by", justify="right")
