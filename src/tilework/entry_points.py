@@ -1,4 +1,4 @@
-"""Policies, workloads and commands of other packages, found by the entry points that these packages declare."""
+"""Code of other packages, found by the entry points that they declare, or named as `module:attribute`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def declared_places(group: str) -> Mapping[str, str]:
 
 
 @cache
-def load(place: str) -> Any:
+def load_named(place: str) -> Any:
     """Import what a place, `module` or `module:attribute`, names. Raises NotThere."""
     module_name, _, path = place.partition(":")
     if not module_name or module_name.endswith(".py") or "/" in module_name:

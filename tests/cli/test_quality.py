@@ -20,7 +20,7 @@ from cli.command_line import invoke
         (["--caches", "taylorseer=2.5"], "caches has '2.5' for taylorseer; give whole numbers from 1 to 100"),
         (["--steps", "8,-1"], "steps is '8,-1'; give whole numbers above 0"),
         (["--prompts", "no/such/file"], "prompts is no/such/file, which cannot be read"),
-        (["--score", "no_such_module:score"], "score is 'no_such_module:score', which cannot be imported"),
+        (["--score", "no_such_module:score"], "score is 'no_such_module:score': there is no module 'no_such_module'"),
     ],
 )
 def test_mistakes_are_named_before_a_model_is_loaded(

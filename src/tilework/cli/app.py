@@ -31,7 +31,7 @@ from tilework.cli.commands import (
 from tilework.cli.console import UserError, console
 from tilework.cli.options.common import examples
 from tilework.cli.options.groups import GroupedCommand
-from tilework.entry_points import declared_places, load
+from tilework.entry_points import declared_places, load_named
 
 ENTRY_POINTS = "tilework.commands"
 """The group of entry points by which installed packages declare commands."""
@@ -45,7 +45,7 @@ def _add_declared(app: typer.Typer) -> None:
     """
     for name, place in declared_places(ENTRY_POINTS).items():
         try:
-            module = load(place)
+            module = load_named(place)
         except Exception as error:
             console.print(f"tilework {name}: {place} cannot be imported: {error}", markup=False, highlight=False)
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import transformers
 from diffusers import DiffusionPipeline
 
 from tilework.core.model import ATTENTIONS, DEVICES, DTYPES, ModelSource, is_weights_file
+from tilework.entry_points import NotThere, load_named
 from tilework.pipelines.caching.forest import read_forest
 from tilework.pipelines.component_files import has_variant, quantized_by
 from tilework.pipelines.components import is_denoiser_class, modules_of, weights_of
@@ -148,12 +148,9 @@ def _index(source: ModelSource) -> ModelIndex:
 def _named(name: str) -> Any:
     """Return the class that an adapter names: a family, or a pipeline, which the family of any pipeline then serves."""
     try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidSource(
-            f"adapter is {name!r}, which cannot be imported ({error}); name MODULE:CLASS, with the module's folder in "
-            "PYTHONPATH"
-        ) from error
+        return load_named(name)
+    except NotThere as error:
+        raise InvalidSource(f"adapter is {name!r}: {error}") from error
 
 
 def _is_pipeline(named: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilework.core.interfaces import NeedsFuture, Policy
 from tilework.distribution import install_lab_command
-from tilework.entry_points import NotThere, cause_of, declared_places, load
+from tilework.entry_points import NotThere, cause_of, declared_places, load_named
 
 DEFAULT_POLICY = "tilework"
 ENTRY_POINTS = "tilework.policies"
@@ -69,7 +69,7 @@ def make_policy(name: str) -> Policy:
 def _built(name: str, place: str) -> Any:
     """Build what is at a place. Raises UnknownPolicy."""
     try:
-        factory = load(place)
+        factory = load_named(place)
     except NotThere as error:
         raise UnknownPolicy(f"policy {name!r} cannot be built: {error}") from error
     if not callable(factory):

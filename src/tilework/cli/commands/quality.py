@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from tilework.cli.options.common import AsJson, examples
 from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Spec
+from tilework.entry_points import NotThere, load_named
 
 if TYPE_CHECKING:
     from tilework.pipelines.family import Family
@@ -128,9 +128,9 @@ def _numbers(text: str | None) -> list[int | None]:
 
 def _score(name: str) -> Score:
     try:
-        found: Score = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"score is {name!r}, which cannot be imported: {error}; give MODULE:FUNCTION") from error
+        found: Score = load_named(name)
+    except NotThere as error:
+        raise UserError(f"score is {name!r}: {error}") from error
     return found
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tilework.distribution import install_lab_command
-from tilework.entry_points import NotThere, declared_places, load
+from tilework.entry_points import NotThere, declared_places, load_named
 from tilework.sim.workloads.family import Family, parsed, unknown
 
 ENTRY_POINTS = "tilework.workloads"
@@ -41,7 +41,7 @@ def family(name: str) -> type[Family]:
         lab = "" if declared_places(ENTRY_POINTS) else f"; workloads of papers come with {install_lab_command()}"
         raise UnknownWorkload(f"there is no workload {name!r}; {remedy}{lab}")
     try:
-        found = load(place)
+        found = load_named(place)
     except NotThere as error:
         raise UnknownWorkload(f"workload {name!r} cannot be used: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Family)):
