@@ -184,6 +184,7 @@ def print_request(document: Mapping[str, Any], names: RequestNames) -> None:
     )
     print_line(_ending(document), style={True: "green", False: "red", None: ""}[document["on_time"]])
     out.print()
+    print_line("decided (seconds after arrival)")
     print_decisions(document["decisions"])
     if document["works"]:
         out.print(_works_table(document["works"]))
@@ -264,7 +265,7 @@ def _waiting(document: Mapping[str, Any], names: RequestNames) -> str:
 
 
 def _works_table(works: Iterable[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(title="ran (seconds after arrival)", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("begin", "end", "run", "devices", "predicted", "took", "difference", ""):
         table.add_column(heading, justify="left" if heading in ("run", "devices", "") else "right")
     for work in works:
