@@ -130,7 +130,7 @@ def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
     devices = "1 device" if width == 1 else f"{width} devices"
     end_ns = ns_from_s(start_s + 1)
     assert admitted == Admitted(
-        f"it needs 1.00 s of {devices}, with 3 other requests present",
+        f"needs 1.00 s on {devices}; 3 other requests",
         EtaPrediction(0, end_ns, end_ns, 3 * end_ns, 3),
         Demand(width, NS_PER_S),
     )
@@ -153,7 +153,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     assert isinstance(accepted, Admitted)
     block = Block(due_ns, 0, Demand(1, ns_from_s(SERVICE_S)), (2,))
     assert (accepted.eta_prediction.eta_ns, accepted.promise) == (eta_ns, Promise(block))
-    assert accepted.why == "it needs 1.06 s of 1 device, with 3 other requests present; its deadline is promised"
+    assert accepted.why == "needs 1.06 s on 1 device; 3 other requests; its deadline is promised"
     scarce = "reservations leave no room for it, with 3 other requests present"
     assert asked(due_ns - 1) == Reject("a", scarce, due_ns, RefusalCode.DEADLINE, retry_ns=1)
     late = "it would be 0.00 s late, with 3 other requests present"

@@ -62,7 +62,7 @@ def test_a_request_that_was_encoded_before_begins_with_its_steps() -> None:
     assert first == {0: (DIFFUSE, 1), 1: (ENCODE, 0)}
     known, new = only(Accept, actions)
     assert known.eta_ns < new.eta_ns
-    assert "without what was encoded before" in known.why
+    assert "prompt already encoded" in known.why
 
 
 # Stages of a request.
@@ -74,7 +74,7 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     control = controller(policy)
     begun = control.handle(Submitted(request("a", steps=5)), 0)
     assert ran(begun) == [(1, ENCODE, 1, (0,)), (2, DIFFUSE, 2, (0,))]
-    why = "it needs 0.56 s of 1 device, with no other requests present"
+    why = "needs 0.56 s on 1 device; no other requests"
     assert begun[0] == Accept(0, "a", ns_from_s(0.56), ns_from_s(1.3 * 0.56), why)
     steps_ns = 200 * NS_PER_MS
     later = [

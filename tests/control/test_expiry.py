@@ -23,7 +23,7 @@ def hurried(uid: str, arrival_s: float = 0.0, slo_s: float = 1.5) -> Request:
 def test_one_that_would_be_late_on_idle_devices_is_refused() -> None:
     one = controller()
     (answer,) = one.handle(Submitted(hurried("a", slo_s=1.0)), 0)
-    assert answer == Reject("a", "alone it needs 1.06 s of 1 device", ALONE_NS, RefusalCode.DEADLINE)
+    assert answer == Reject("a", "alone it needs 1.06 s on 1 device", ALONE_NS, RefusalCode.DEADLINE)
     accept, *_ = one.handle(Submitted(hurried("b", slo_s=1.07)), 0)
     assert isinstance(accept, Accept)
 

@@ -171,7 +171,7 @@ def test_a_running_job_that_has_become_late_is_dropped_to_best_effort() -> None:
     (begun,) = (action.work for action in actions if isinstance(action, RunWork))
     assert (begun.job_ids, begun.why) == (
         (1,),
-        "goes before a request that has 596.00 s more; due in 2.80 s, needs 1.06 s of 1 device",
+        "goes before a request that has 596.00 s more; due in 2.80 s, needs 1.06 s on 1 device",
     )
     assert control.tracker.jobs[0].dropped_to_best_effort
 
@@ -190,7 +190,7 @@ def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     ("asked", "dropped_to_best_effort", "why"),
     [
         (request("a"), False, "is most urgent; no deadline"),
-        (request("a", slo_s=9), False, "is most urgent; due in 9.00 s, needs 1.06 s of 1 device"),
+        (request("a", slo_s=9), False, "is most urgent; due in 9.00 s, needs 1.06 s on 1 device"),
         (request("a", slo_s=0.5), True, "is most urgent; it cannot be on time any more"),
     ],
 )

@@ -102,8 +102,8 @@ class Admission:
         if backlog.needs_loads:
             end_ns += expected_ns(left, devices, costs)
         eta_prediction = self._eta_correction.predict(request, now_ns, end_ns, num_jobs)
-        encoded = ", without what was encoded before" if left.position else ""
-        why = f"it needs {needs(demand)}{encoded}, with {others_text(num_jobs)} present"
+        encoded = " (prompt already encoded)" if left.position else ""
+        why = f"needs {needs(demand)}{encoded}; {others_text(num_jobs)}"
         if not request.is_promise:
             return Admitted(why, eta_prediction, demand)
         assert request.deadline_ns is not None

@@ -280,8 +280,8 @@ def test_degrees_are_as_low_as_deadlines_allow() -> None:
     plan = in_a_round([tight, loose, free], num_devices=6)
     assert widths(plan) == {0: 4, 1: 1, 2: 1}
     assert {start.job_ids[0]: start.why for start in plan.starts} == {
-        0: "must run now; due in 1.00 s, needs 0.84 s of 4 devices; with 2 it would finish 0.31 s late",
-        1: "finds room; due in 3.00 s, needs 2.06 s of 1 device; if it waited a round, it would finish 1.66 s early",
+        0: "must run now; due in 1.00 s, needs 0.84 s on 4 devices; with 2 it would finish 0.31 s late",
+        1: "finds room; due in 3.00 s, needs 2.06 s on 1 device; if it waited a round, it would finish 1.66 s early",
         2: "finds room; no deadline",
     }
 

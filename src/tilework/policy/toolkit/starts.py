@@ -51,7 +51,7 @@ def explain(job: JobView, verb: str, now_ns: int) -> str:
 
 
 def needs(demand: Demand) -> str:
-    return f"{s_from_ns(demand.run_ns):.2f} s of {devices_text(demand.width)}"
+    return f"{s_from_ns(demand.run_ns):.2f} s on {devices_text(demand.width)}"
 
 
 def devices_text(count: int) -> str:
