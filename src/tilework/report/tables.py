@@ -59,11 +59,6 @@ def latencies_s(records: Sequence[Served]) -> list[float]:
     return [record.latency_s for record in records if record.status == DONE and record.latency_s is not None]
 
 
-def throughput_per_s(records: Sequence[Served]) -> float | None:
-    """Return images per second from the first arrival to the last image; None without an image."""
-    return _rates(records, _length_s(records))["throughput_per_s"]
-
-
 def summary(records: Sequence[Served]) -> dict[str, Any]:
     """Return all figures as plain JSON: counts, attainment, latency, rates, and the same `by_size`.
 
