@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from builders import Idle
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.work import Plan, Start
 from tilework.policy import registry
 
@@ -36,8 +36,8 @@ class Batches(Idle):
         free = list(view.waiting())
         if self.ahead > 1:
             # Those that are longest at it last: so members of one work come from several.
-            free += [job for job in self._running(view) if job.stage is not None and not job.is_stopping][::-1]
-        free.sort(key=lambda job: job.stage is not None and job.stage.has_steps)  # More to put together then.
+            free += [job for job in self._running(view) if job.left.stage is not None and not job.is_stopping][::-1]
+        free.sort(key=lambda job: job.left.stage is not None and job.left.stage.has_steps)  # More to put together then.
         starts: list[Start] = []
         for device in sorted(view.devices, key=lambda device: len(device.works)):
             if len(device.works) < self.ahead and free:
@@ -51,18 +51,18 @@ class Batches(Idle):
     def _start(self, device: DeviceView, free: list[JobView], costs: CostModel) -> Start:
         """The first of those that are free, and others with it; they are free no more."""
         first = free.pop(0)
-        assert first.stage is not None
+        assert first.left.stage is not None
         members, num_steps = [first], 1
-        if first.stage.has_steps:
-            for job in tuple(free) if first.may_share and first.stage.spec.batchable else ():
+        if first.left.stage.has_steps:
+            for job in tuple(free) if first.may_share and first.left.stage.spec.batchable else ():
                 shapes = [member.request.shape for member in (*members, job)]
-                is_alike = job.stage == first.stage and job.may_share
-                if len(members) < self.most and is_alike and costs.fits_together(first.stage, shapes):
+                is_alike = job.left.stage == first.left.stage and job.may_share
+                if len(members) < self.most and is_alike and costs.fits_together(first.left.stage, shapes):
                     members.append(job)
                     free.remove(job)
             num_steps = min(self.chunk, *(job.left.num_left_here for job in members))
         return Start(
-            stage=first.stage,
+            stage=first.left.stage,
             job_ids=tuple(job.job_id for job in members),
             devices=(device.device_id,),
             num_steps=num_steps,

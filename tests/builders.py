@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 
 from quick import quick
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, at_start
+from tilework.admission.contract import EtaPrediction
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
+from tilework.core.block import Demand
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPrediction, RefusesRequests
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import Group, Plan
@@ -30,6 +32,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import make_policy, policy_names
+from tilework.policy.traits import RefusesRequests
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace

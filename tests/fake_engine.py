@@ -17,10 +17,10 @@ import httpx
 
 from builders import table
 from clock import SkippingLoop, until_idle
+from tilework.admission.contract import EtaPrediction
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
-from tilework.core.interfaces import EtaPrediction
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, NotServed, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s

@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from tilework.admission.contract import Moment, ReservationChange, ReservationChanges
 from tilework.admission.effect_tree import Key
-from tilework.core.interfaces import Block, Moment, ReservationChange, ReservationChanges
+from tilework.core.block import Block
 from tilework.core.time import START_MARGINS
 
 

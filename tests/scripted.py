@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import PIPELINE, Idle
 from stages import stage_of
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Request
 from tilework.core.work import Plan, Start
 

@@ -38,10 +38,11 @@ ARROWS: dict[str, set[str]] = {
     | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store", "sets", "ownership"},
 }
 POLICY_ARROWS: dict[str, set[str]] = {
-    "registry": set(),
+    "traits": set(),
+    "registry": {"traits"},
     "toolkit": set(),
     "placement": {"toolkit"},
-    "published": {"registry", "toolkit", "placement"},
+    "published": {"registry", "toolkit", "placement", "traits"},
     "lookahead": {"registry", "toolkit"},
 }
 """Inside `policy`: a published policy stands on the toolkit alone, so that no change of the default one changes it."""

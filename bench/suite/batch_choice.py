@@ -10,10 +10,11 @@ from suite.case import Note
 from suite.denoisers import begin
 from suite.stages import DIFFUSE
 from suite.stats import median
+from tilework.admission.contract import EtaPrediction
 from tilework.control.cluster.job import Job
+from tilework.core.block import Demand
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import Demand, EtaPrediction
 from tilework.core.request import Request, Shape
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts

@@ -11,12 +11,13 @@ from typing import ParamSpec, TypeVar
 from suite.stats import Interval, median, over_repeats, p99
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.contract import Admitted, Backlog, EtaPrediction
 from tilework.admission.reservations import SearchBudget
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, Place, RunWork
 from tilework.core.events import Event, Submitted
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import Admitted, Backlog, CostModel, EtaPrediction, JobView, Policy
+from tilework.core.policy import CostModel, JobView, Policy
 from tilework.core.request import Request, Status
 from tilework.cost.table import CostTable
 from tilework.sim.config import SimConfig
@@ -128,7 +129,7 @@ class _Open(Admission):
     def foreseen(self, job: JobView, policy: Policy, backlog: Backlog, now_ns: int) -> None:
         return None
 
-    def learn(self, job: JobView, now_ns: int, num_came: int) -> None:
+    def learn(self, request: Request, told: EtaPrediction, now_ns: int, num_came: int) -> None:
         pass
 
 

@@ -16,13 +16,13 @@ from tilework.control.history import History
 from tilework.control.history_recorder import read_history
 from tilework.control.log import replay
 from tilework.core.actions import RunWork
-from tilework.core.interfaces import PlacementStatus
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.core.work import NewPlacement
 from tilework.cost.table_costs import TableCosts
+from tilework.policy.traits import PlacementStatus
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor

@@ -14,8 +14,8 @@ from compared import ended, record_of, summary, trace
 from builders import PIPELINE, SERVICE_S, Idle, request, table
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.lora import UsedLora
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Member, Plan, Work

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from builders import PIPELINE, Idle, table
 from tilework.cli import console as output
 from tilework.cli.app import app
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.work import Plan
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload

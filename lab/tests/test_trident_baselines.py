@@ -16,12 +16,12 @@ from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, Place
+from tilework.core.block import Demand
 from tilework.core.component import Memory
 from tilework.core.cost_row import CostRow
 from tilework.core.events import Event
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec, StepShare
-from tilework.core.interfaces import Demand
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import NewPlacement

@@ -62,10 +62,13 @@ def ways(one: Request, placement: NewPlacement) -> list[list[Way]]:
             if role_of(graph, stage) not in roles:
                 continue
             held = {
-                part for other in graph.stages if role_of(graph, other) in roles for part in COSTS.components(other)
+                part
+                for other in graph.stages
+                if role_of(graph, other) in roles
+                for part in COSTS.weights.components(other)
             }
             for width in (degree for degree in COSTS.degrees(stage) if degree <= len(devices)):
-                needed = sum(part.num_bytes for part in held) + COSTS.activation_bytes(stage, (one,), width)
+                needed = sum(part.num_bytes for part in held) + COSTS.weights.activation_bytes(stage, (one,), width)
                 if needed <= (TABLE.memory_bytes or 0):
                     steps = one.steps if stage.has_steps else 1
                     options.append(Way(kind, width, COSTS.work_ns(stage, (one,), width, steps)))

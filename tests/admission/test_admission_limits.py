@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from builders import SERVICE_S, controller, only, promise, request, table
 from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.contract import Held
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Cancelled, DeviceLost, Submitted
-from tilework.core.interfaces import Held
 from tilework.core.priority import DEFAULT_CLASSES, room
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s

@@ -12,17 +12,9 @@ from builders import SERVICE_S, Idle, controller, only, promise, request, simula
 from stages import ENCODE
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.reservations import SearchBudget
-from tilework.control.cluster.device import Device, Now
-from tilework.core.actions import Accept, Finish, Reject, RunWork
-from tilework.core.events import Cancelled, Submitted, WorkFinished
-from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import (
+from tilework.admission.contract import (
     Admitted,
     Ahead,
-    Block,
-    CostModel,
-    Demand,
     EtaPrediction,
     Held,
     Moment,
@@ -30,6 +22,13 @@ from tilework.core.interfaces import (
     ReservationChanges,
     Running,
 )
+from tilework.admission.reservations import SearchBudget
+from tilework.control.cluster.device import Device, Now
+from tilework.core.actions import Accept, Finish, Reject, RunWork
+from tilework.core.block import Block, Demand
+from tilework.core.events import Cancelled, Submitted, WorkFinished
+from tilework.core.graph.progress import Cursor
+from tilework.core.policy import CostModel
 from tilework.core.pools import Within
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, START_MARGINS, ns_from_s
@@ -68,9 +67,6 @@ class Backlog:
         self.devices = [
             Device(device_id=device_id, node=0, pool=0, now=Now(ns_from_s(free_s))) for device_id, free_s in times
         ]
-
-    def num_jobs(self) -> int:
-        return 3
 
     def widest(self, pipeline: str) -> int:
         return 3
@@ -247,7 +243,7 @@ def test_if_one_is_refused_none_is_accepted_and_nothing_starts() -> None:
     ]
     assert len(answers) == 3
     assert "(request 3 of 3 submitted together)" in only(Reject, answers)[0].reason
-    assert control.tracker.num_jobs() == len(control.tracker.promised()) == 0
+    assert len(control.tracker.jobs) == len(control.tracker.promised()) == 0
     (accept,) = only(Accept, control.handle(Submitted(promise("alone", 0, slo_s=1.5 * SERVICE_S)), 1))
     assert accept.job_id == 0, "the refused requests have used no place and no job id"
 

@@ -8,11 +8,11 @@ from statistics import fmean, median
 import pytest
 
 from builders import SERVICE_S, controller, only, poisson, promise, request, simulate, table
+from tilework.admission.contract import EtaPrediction
 from tilework.admission.eta_correction import EtaCorrection
 from tilework.control.controller import Controller
 from tilework.core.actions import Accept
 from tilework.core.events import Submitted, WorkFinished
-from tilework.core.interfaces import EtaPrediction
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.sim.trace import Trace

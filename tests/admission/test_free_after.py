@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilework.admission.contract import Ahead, Running
 from tilework.admission.free_after import FreeAfterAhead, FreeAfterRunning, FreeDevices
 from tilework.admission.list_schedule import FreeTimes, place
-from tilework.core.interfaces import Ahead, Demand, Running
+from tilework.core.block import Demand
 
 TIMES = st.integers(0, 60)
 FLAT = st.tuples(st.integers(1, 6), st.integers(0, 30)).map(lambda pair: Demand(*pair))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.admission.list_schedule import FreeTimes, end_of_next, first_slot, place
-from tilework.core.interfaces import Demand
+from tilework.core.block import Demand
 
 TIMES = st.integers(0, 60)
 NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)

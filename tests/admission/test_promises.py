@@ -13,8 +13,8 @@ from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, HoldBack, Reject, Stop
+from tilework.core.block import Demand
 from tilework.core.events import DeviceJoined, Event, Restored, Stopped, Submitted, WorkFinished
-from tilework.core.interfaces import Demand
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable

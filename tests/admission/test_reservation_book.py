@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from reserved import View
 from tilework.admission import feasibility
+from tilework.admission.contract import Backlog
 from tilework.admission.effect_tree import EffectTree, Key
 from tilework.admission.effects import time_of
 from tilework.admission.reservation_book import ReservationBook
@@ -28,7 +29,7 @@ from tilework.admission.reservation_timeline import (
     run_in_order,
 )
 from tilework.admission.reservations import Reservations, SearchBudget
-from tilework.core.interfaces import Backlog, Block, Demand
+from tilework.core.block import Block, Demand
 from tilework.core.pools import Within
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S, START_MARGINS, Margin, Margins
 

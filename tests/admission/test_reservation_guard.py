@@ -16,8 +16,9 @@ from tilework.admission import feasibility
 from tilework.admission.reservation_guard import ReservationGuard, Review
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, WakeAt
+from tilework.core.block import Block
 from tilework.core.events import Event, Submitted, Woke
-from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S, START_MARGINS, Margin, Margins
 from tilework.core.work import Plan, Start
@@ -36,7 +37,7 @@ class Greedy(Idle):
         return list(jobs)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        jobs = iter(self.order(job for job in view.waiting() if job.stage is not None))
+        jobs = iter(self.order(job for job in view.waiting() if job.left.stage is not None))
         rooms = [device for device in view.devices for _ in range(WORKS_PER_DEVICE - len(device.works))]
         return Plan(starts=tuple(start(job, (device.device_id,), 99) for device, job in zip(rooms, jobs, strict=False)))
 
@@ -66,12 +67,12 @@ class Reckless(Idle):
     random: Random
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        jobs, starts = [job for job in view.waiting() if job.stage is not None], list[Start]()
+        jobs, starts = [job for job in view.waiting() if job.left.stage is not None], list[Start]()
         idle = [device.device_id for device in view.devices if len(device.works) < WORKS_PER_DEVICE]
         self.random.shuffle(jobs)
         for job in jobs:
             self.random.shuffle(idle)
-            assert job.stage is not None
+            assert job.left.stage is not None
             width = usable_degree(job.request, self.random.randint(0, len(idle)), costs)
             if not idle or self.random.random() < 0.3:
                 break
@@ -81,13 +82,13 @@ class Reckless(Idle):
 
 
 def start(job: JobView, devices: tuple[int, ...], num_steps: int) -> Start:
-    assert job.stage is not None
-    is_diffuse = job.stage.name == DIFFUSE
+    assert job.left.stage is not None
+    is_diffuse = job.left.stage.name == DIFFUSE
     return Start(
-        stage=job.stage,
+        stage=job.left.stage,
         job_ids=(job.job_id,),
         devices=tuple(sorted(devices)) if is_diffuse else devices[:1],
-        num_steps=min(num_steps, job.num_steps_left) if is_diffuse else 1,
+        num_steps=min(num_steps, job.left.num_steps_left) if is_diffuse else 1,
         why="on a whim",
     )
 

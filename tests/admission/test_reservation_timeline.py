@@ -17,7 +17,7 @@ from tilework.admission.reservation_timeline import (
     latest_ends,
     run_in_order,
 )
-from tilework.core.interfaces import Block, Demand
+from tilework.core.block import Block, Demand
 from tilework.core.time import NEVER_NS
 
 TIMES = st.integers(0, 40)

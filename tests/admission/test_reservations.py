@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from builders import FEW_POLICIES, PIPELINE, only, promise_mix, request, simulate, table
 from reserved import View
 from stages import DECODE, DIFFUSE, ENCODE
+from tilework.admission.contract import Backlog
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes, Places, choose_group, run_in_order
 from tilework.admission.reservations import Reservations
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
+from tilework.core.block import Block, Demand
 from tilework.core.cost_row import CostRow
 from tilework.core.events import Event, Submitted
-from tilework.core.interfaces import Backlog, Block, Demand
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, START_MARGINS
 from tilework.core.work import Group

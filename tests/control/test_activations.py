@@ -94,7 +94,7 @@ def test_what_fits_counts_weights_and_activations() -> None:
     assert fits == [True, False], "the decoder weighs one"
     unlimited = TableCosts(activated(10, memory_bytes=None))
     assert unlimited.fits(unlimited.graph(PIPELINE).stage(DECODE), shape, 1)
-    assert TableCosts(activated(9)).most_bytes == 8 + 9
+    assert TableCosts(activated(9)).weights.most_bytes == 8 + 9
 
 
 def test_what_can_run_in_slices_does_where_it_would_not_fit() -> None:

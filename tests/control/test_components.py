@@ -17,6 +17,7 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, DropComponents, LoadComponents, Reject, RunWork, Stop
+from tilework.core.block import Block
 from tilework.core.component import Component, DropOrder, LoadSource, Memory
 from tilework.core.events import (
     ComponentsLoaded,
@@ -28,7 +29,6 @@ from tilework.core.events import (
     Woke,
     WorkFinished,
 )
-from tilework.core.interfaces import Block
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -137,7 +137,7 @@ def test_a_start_names_what_devices_drop_and_what_hosts_forget(scripted: Scripte
     assert [one.forgets for one in loads] == [(), (), ("denoiser", "text")]
     for load in loads:
         control.handle(ComponentsLoaded(load.load_id, 0, 1), 0)
-    assert control.tracker.kept_by_host(0) == (TEXT, VAE)
+    assert control.tracker.sources.kept(0) == (TEXT, VAE)
 
 
 def test_a_group_loads_on_each_device_that_lacks_something(scripted: Scripted) -> None:
@@ -200,7 +200,7 @@ def test_the_time_of_a_load_follows_what_its_node_has_and_how_long_loads_take() 
         return tracker.commit(one)
 
     def times() -> list[float]:
-        return [tracker.load_ns(device_id, stage_of(PIPELINE, ENCODE)) / NS_PER_S for device_id in range(3)]
+        return [tracker.sources.load_ns(device_id, stage_of(PIPELINE, ENCODE)) / NS_PER_S for device_id in range(3)]
 
     assert times() == [2, 2, 2]
     work = begin(0, 0)
@@ -244,7 +244,7 @@ def host_of(host_bytes: int | None, device_bytes: int = 5) -> tuple[Tracker, Cal
     components.join(DeviceJoined(0, 0, memory_bytes=device_bytes))
 
     def begin(stage: str) -> str:
-        predicted_ns = tracker.load_ns(0, stage_of(PIPELINE, stage))
+        predicted_ns = tracker.sources.load_ns(0, stage_of(PIPELINE, stage))
         actions = components.prepare(start(stage, 0), 1)
         assert tracker.devices[0].load_ns(1) == predicted_ns, "policies are told the time of the source that is used"
         for load in only(LoadComponents, tuple(actions)):
@@ -303,9 +303,9 @@ def test_a_load_does_not_count_on_what_its_host_will_forget_for_a_read_that_has_
             components.prepare(replace(start(DECODE, 1), drop_order=order), 1)
         device = tracker.device(0)
         assert device is not None
-        assert TEXT in tracker.kept_by_host(0), "it has not read yet"
+        assert TEXT in tracker.sources.kept(0), "it has not read yet"
         assert [tracker.sources.of(one, device) for one in (TEXT, DENOISER)] == [LoadSource.DISK, LoadSource.HOST]
-        assert tracker.load_ns(0, stage_of(PIPELINE, ENCODE)) == 2 * NS_PER_S, "as from the disk"
+        assert tracker.sources.load_ns(0, stage_of(PIPELINE, ENCODE)) == 2 * NS_PER_S, "as from the disk"
 
 
 def test_no_read_makes_a_host_forget_what_is_to_be_loaded_from_it() -> None:
@@ -321,7 +321,7 @@ def test_no_read_makes_a_host_forget_what_is_to_be_loaded_from_it() -> None:
         else:
             components.prepare(replace(start(DECODE, 1), drop_order=order), 2)
             components.on_report(ComponentsLoaded(load.load_id + 1, 1, NS_PER_S))
-        assert set(tracker.kept_by_host(0)) == {TEXT, VAE}
+        assert set(tracker.sources.kept(0)) == {TEXT, VAE}
 
 
 def test_a_host_without_a_limit_forgets_nothing_and_a_small_one_keeps_what_fits() -> None:
@@ -336,10 +336,10 @@ def test_loads_correct_their_prediction(scripted: Scripted) -> None:
     control = scripted(run(start(ENCODE, 0)), Plan(), run(start(ENCODE, 1, job=1)))
     (load,) = only(LoadComponents, control.handle(Submitted(request("a")), 0))
     control.handle(ComponentsLoaded(load.load_id, 1, 9 * NS_PER_S), 4 * NS_PER_S)
-    assert control.costs.load_ns(2) == 2 * NS_PER_S, "it is not of this device"
+    assert control.costs.weights.load_ns(2) == 2 * NS_PER_S, "it is not of this device"
     (load,) = only(LoadComponents, control.handle(Submitted(request("b")), 4 * NS_PER_S))
     control.handle(ComponentsLoaded(load.load_id, 1, 4 * NS_PER_S), 8 * NS_PER_S)
-    assert control.costs.load_ns(2) == 4 * NS_PER_S
+    assert control.costs.weights.load_ns(2) == 4 * NS_PER_S
 
 
 def test_the_load_of_a_work_that_is_revoked_goes_on_for_no_work(scripted: Scripted) -> None:
@@ -434,7 +434,7 @@ def test_promises_are_kept_while_requests_of_two_pipelines_push_out_each_others_
 
 def without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("loads", "promise_query"):
-        monkeypatch.setattr(f"tilework.admission.{module}.load_bound_ns", lambda stage, costs: 0)
+        monkeypatch.setattr(f"tilework.admission.{module}.load_bound_ns", lambda stage, weights: 0)
 
 
 def whatever_runs_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def test_a_waiting_request_resumes_though_all_devices_with_its_state_are_lost(sc
     assert (job.last_devices, job.holders) == ((1,), {1: 1})
     assert control.handle(DeviceLost(1, "it burns"), 4) == ()
     assert (job.last_devices, job.holders, job.attempt) == ((), {}, 1)
-    assert (job.stage, job.num_steps_left) == (stage_of(PIPELINE, DIFFUSE), 6), "its state was serialized"
+    assert (job.left.stage, job.left.num_steps_left) == (stage_of(PIPELINE, DIFFUSE), 6), "its state was serialized"
 
 
 def test_a_work_of_a_broken_group_occupies_the_survivors_until_they_have_reported(scripted: Scripted) -> None:
@@ -273,7 +273,7 @@ def test_a_work_of_a_group_is_lost_with_its_last_member(scripted: Scripted) -> N
     control.handle(DeviceLost(0, "it burns"), 2)
     control.handle(DeviceLost(1, "it burns"), 3)
     (job,) = control.tracker.waiting()
-    assert (job.attempt, job.num_steps_left, control.tracker.works) == (2, 10, {})
+    assert (job.attempt, job.left.num_steps_left, control.tracker.works) == (2, 10, {})
 
 
 def test_progress_resets_the_count_of_failures() -> None:
@@ -331,7 +331,7 @@ def test_a_job_stopped_at_a_step_resumes_from_there(scripted: Scripted) -> None:
     control.handle(WorkFinished(1, 1), 1)
     control.handle(Stopped(2, 4), 2)
     (job,) = control.tracker.waiting()
-    assert (job.stage, job.num_steps_left) == (stage_of(PIPELINE, DIFFUSE), 6)
+    assert (job.left.stage, job.left.num_steps_left) == (stage_of(PIPELINE, DIFFUSE), 6)
 
 
 # Plans.

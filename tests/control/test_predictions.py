@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from builders import PIPELINE, SERVICE_S, controller, job, only, poisson, promise, request, simulate, table
 from stages import ENCODE, stage_of
+from tilework.admission.contract import Ahead
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
+from tilework.core.block import Demand
 from tilework.core.events import Cancelled, DeviceJoined, Event, Stopped, Submitted, Woke, WorkFinished
-from tilework.core.interfaces import Ahead, Demand
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_MS, START_MARGINS, ns_from_s
 from tilework.sim.config import SimConfig

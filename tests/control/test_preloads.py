@@ -16,7 +16,7 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents
 from tilework.core.component import Component, DropOrder, LoadSource
 from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Submitted, Woke, WorkFinished
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Plan, Preload
@@ -99,7 +99,7 @@ def test_a_work_that_is_started_meanwhile_waits_for_what_it_needs(scripted: Call
     control.handle(Woke(), 0)
     device = control.tracker.devices[0]
     control.tracker.set_time(ns_from_s(0.5))
-    assert control.tracker.load_ns(0, stage_of(PIPELINE, ENCODE)) == ns_from_s(1.5), "policies are told"
+    assert control.tracker.sources.load_ns(0, stage_of(PIPELINE, ENCODE)) == ns_from_s(1.5), "policies are told"
     assert not loads(control.handle(Submitted(request("a")), ns_from_s(0.5)))
     assert (device.is_loading, device.free_ns) == (False, ns_from_s(2.01))
     assert device.load_ns(1) == ns_from_s(1.5), "it is the load of that work from now on"
@@ -114,7 +114,7 @@ def test_a_work_that_needs_something_else_does_not_wait(scripted: Callable[..., 
     control.handle(Woke(), 0)
     device = control.tracker.devices[0]
     control.tracker.set_time(2 * NS_PER_S)
-    assert control.tracker.load_ns(0, stage_of(PIPELINE, ENCODE)) == 2 * NS_PER_S
+    assert control.tracker.sources.load_ns(0, stage_of(PIPELINE, ENCODE)) == 2 * NS_PER_S
     assert loads(control.handle(Submitted(request("a")), 2 * NS_PER_S)) == [(("text",), "disk", False)]
     assert (device.is_loading, device.idle_ns, device.free_ns) == (True, ns_from_s(4.01), ns_from_s(7.01))
     control.handle(ComponentsLoaded(2, 0, 2 * NS_PER_S), 4 * NS_PER_S)
@@ -131,8 +131,8 @@ def test_what_is_dropped_before_it_is_there_teaches_nothing(scripted: Callable[.
     device = control.tracker.devices[0]
     assert device.free_ns == ns_from_s(3.01), "it waits for its own load alone"
     control.handle(ComponentsLoaded(1, 0, NS_PER_S, ("denoiser",)), NS_PER_S)
-    assert (device.is_loading, control.costs.load_ns(5)) == (False, 5 * NS_PER_S)
-    assert not control.tracker.kept_by_host(0), "the host has not read it"
+    assert (device.is_loading, control.costs.weights.load_ns(5)) == (False, 5 * NS_PER_S)
+    assert not control.tracker.sources.kept(0), "the host has not read it"
 
 
 def test_no_other_device_loads_from_one_that_has_not_loaded_yet(scripted: Callable[..., Controller]) -> None:
@@ -167,7 +167,7 @@ class Eager(Idle):
             for device in view.devices
             if not device.works and not device.is_loading and self.num_left > 0
             for stage in stages
-            if not device.memory.has(costs.components(stage))
+            if not device.memory.has(costs.weights.components(stage))
         ]
         self.num_left -= len(preloads)
         return Plan(preloads=tuple(preloads))

@@ -56,7 +56,7 @@ class Cluster:
 
     def load(self, stage: str, device_id: int = 0) -> tuple[LoadComponents, int]:
         """The load before a work, and its predicted time, which policies are told as well."""
-        predicted_ns = self.tracker.load_ns(device_id, stage_of(PIPELINE, stage))
+        predicted_ns = self.tracker.sources.load_ns(device_id, stage_of(PIPELINE, stage))
         actions = self.components.prepare(start(stage, device_id), 1)
         assert self.tracker.devices[device_id].load_ns(1) == predicted_ns
         return only(LoadComponents, tuple(actions))[0], predicted_ns
@@ -71,11 +71,11 @@ def test_a_host_reads_once_at_a_time_and_has_it_then() -> None:
     read = cluster.read(DIFFUSE)
     assert read is not None
     assert (read.node, read.components, read.num_bytes) == (0, ("denoiser",), 5)
-    assert [cluster.tracker.may_read(node) for node in (0, 1)] == [False, True]
-    assert not cluster.tracker.kept_by_host(0)
+    assert [cluster.tracker.sources.may_read(node) for node in (0, 1)] == [False, True]
+    assert not cluster.tracker.sources.kept(0)
     cluster.end(read)
-    assert cluster.tracker.may_read(0)
-    assert cluster.tracker.kept_by_host(0) == (DENOISER,)
+    assert cluster.tracker.sources.may_read(0)
+    assert cluster.tracker.sources.kept(0) == (DENOISER,)
     assert cluster.read(DIFFUSE) is None, "it has it"
 
 
@@ -95,10 +95,10 @@ def test_a_load_waits_for_the_read_and_then_comes_from_the_host() -> None:
     cluster.tracker.set_time(2 * NS_PER_S)
     load, predicted_ns = cluster.load(DIFFUSE)
     assert (load.source, predicted_ns) == (LoadSource.HOST, int(4.25 * NS_PER_S))
-    assert not cluster.tracker.kept_by_host(0), "it is not there yet"
+    assert not cluster.tracker.sources.kept(0), "it is not there yet"
     cluster.end(read)
     cluster.components.on_report(ComponentsLoaded(load.load_id, 0, 40 * NS_PER_S))
-    assert cluster.costs.load_ns(5, LoadSource.HOST) == int(1.25 * NS_PER_S), (
+    assert cluster.costs.weights.load_ns(5, LoadSource.HOST) == int(1.25 * NS_PER_S), (
         "the wait says nothing of the host's speed"
     )
     assert cluster.load(DIFFUSE, 1)[0].source is LoadSource.DISK, "another host has not read it"
@@ -109,29 +109,29 @@ def test_a_device_that_is_free_later_waits_less() -> None:
     cluster.read(DIFFUSE)
     device = cluster.tracker.devices[0]
     device.push(work(1, stage_of(PIPELINE, ENCODE)), 3 * NS_PER_S)
-    assert cluster.tracker.load_ns(0, stage_of(PIPELINE, DIFFUSE)) == int((2 + 1.25) * NS_PER_S)
+    assert cluster.tracker.sources.load_ns(0, stage_of(PIPELINE, DIFFUSE)) == int((2 + 1.25) * NS_PER_S)
     device.push(work(2, stage_of(PIPELINE, ENCODE)), 9 * NS_PER_S)
-    assert cluster.tracker.load_ns(0, stage_of(PIPELINE, DIFFUSE)) == int(1.25 * NS_PER_S)
+    assert cluster.tracker.sources.load_ns(0, stage_of(PIPELINE, DIFFUSE)) == int(1.25 * NS_PER_S)
 
 
 def test_the_host_forgets_what_the_read_names() -> None:
     cluster = Cluster()
     for stage in (ENCODE, DECODE):
         cluster.end(cluster.read(stage))
-    assert cluster.tracker.kept_by_host(0) == (TEXT, VAE)
+    assert cluster.tracker.sources.kept(0) == (TEXT, VAE)
     read = cluster.read(DIFFUSE, VAE, TEXT)
     assert read is not None
     assert read.forgets == ("vae", "text")
     cluster.end(read)
-    assert cluster.tracker.kept_by_host(0) == (DENOISER,), "it has six bytes"
+    assert cluster.tracker.sources.kept(0) == (DENOISER,), "it has six bytes"
 
 
 def test_what_could_not_be_read_is_named() -> None:
     cluster = Cluster()
     before = [device.num_changes for device in cluster.tracker.devices]
     cluster.end(cluster.read(DIFFUSE), is_kept=False)
-    assert cluster.tracker.unreadable == {DENOISER}
-    assert not cluster.tracker.kept_by_host(0)
+    assert cluster.tracker.sources.unreadable == {DENOISER}
+    assert not cluster.tracker.sources.kept(0)
     assert cluster.load(DIFFUSE)[0].source is LoadSource.DISK
     changes = [device.num_changes - old for device, old in zip(cluster.tracker.devices, before, strict=True)]
     assert changes == [1, 0], "a policy looks at that node again"

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from builders import ONE_OF_EACH, SIDES, request, table
 from stages import DECODE, DIFFUSE, ENCODE, at_start
+from tilework.admission.contract import Moment
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import entry_line, header_line, replay
 from tilework.core.actions import Accept, Action, DropState, Finish, Measure, MoveState, Reject, RunWork, Stop, WakeAt
@@ -30,7 +31,6 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.interfaces import Moment
 from tilework.core.request import OnMiss, Status
 from tilework.core.work import Work
 from tilework.cost.demand import fastest

@@ -13,7 +13,7 @@ from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import RunWork
 from tilework.core.component import LoadSource
 from tilework.core.events import Cancelled, DeviceLost, Event, Submitted, WorkFinished
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group, Plan, Start, Work
 from tilework.policy import registry
@@ -100,10 +100,10 @@ class ByName(Idle):
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         starts = []
         for job in view.waiting():
-            assert job.stage is not None
-            route = ROUTES[job.request.uid] if job.stage.name == DIFFUSE else ((0,),)
+            assert job.left.stage is not None
+            route = ROUTES[job.request.uid] if job.left.stage.name == DIFFUSE else ((0,),)
             starts += [
-                Start(stage=job.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="its name")
+                Start(stage=job.left.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="its name")
                 for devices in route
             ]
         return Plan(starts=tuple(starts))

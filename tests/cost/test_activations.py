@@ -30,7 +30,7 @@ def together(activation_bytes: int, *shapes: Shape) -> CostRow:
 
 
 def of(model: TableCosts, *pixels: int, degree: int = 1) -> int:
-    return model.activation_bytes(STEP, [sized(number) for number in pixels], degree)
+    return model.weights.activation_bytes(STEP, [sized(number) for number in pixels], degree)
 
 
 def shaped(shape: Shape) -> Request:
@@ -46,7 +46,7 @@ def test_between_sizes_it_is_linear_in_pixels_and_beyond_them_it_goes_on() -> No
 
 def test_frames_count_as_pixels() -> None:
     model = costs(needs(100, 1000), needs(300, 5000))
-    assert model.activation_bytes(STEP, [shaped(Shape(2, 25, 4))], 1) == 3000
+    assert model.weights.activation_bytes(STEP, [shaped(Shape(2, 25, 4))], 1) == 3000
 
 
 def test_a_degree_without_rows_takes_the_next_lower_one_and_below_all_nothing_is_known() -> None:
@@ -64,7 +64,7 @@ def test_a_measured_batch_needs_what_was_measured() -> None:
     model = costs(needs(100, 1000), needs(100, 1600, batch=4), together(999, Shape(1, 100), Shape(1, 200)))
     assert of(model, 100, 100, 100, 100) == 1600
     assert of(model, 200, 100) == 999
-    assert model.activation_bytes(STEP, [shaped(Shape(200, 1)), shaped(Shape(100, 1))], 1) == 999, "turned"
+    assert model.weights.activation_bytes(STEP, [shaped(Shape(200, 1)), shaped(Shape(100, 1))], 1) == 999, "turned"
 
 
 def test_other_batches_lie_between_measured_ones_and_grow_in_proportion_beyond_them() -> None:
@@ -87,8 +87,8 @@ def test_rows_of_batches_count_at_their_degree_only() -> None:
 def test_what_no_row_says_is_0() -> None:
     model = costs(row(100, 1.0, peak_bytes=7), needs(100, 5, stage=DECODE))
     assert of(model, 100) == 0, "nothing is derived from peak_bytes"
-    assert model.activation_bytes(stage_of(PIPELINE, DECODE), [sized(100)], 1) == 5
-    assert model.activation_bytes(stage_of("unknown", DIFFUSE), [sized(100)], 1) == 0
+    assert model.weights.activation_bytes(stage_of(PIPELINE, DECODE), [sized(100)], 1) == 5
+    assert model.weights.activation_bytes(stage_of("unknown", DIFFUSE), [sized(100)], 1) == 0
     assert of(costs(needs(100, 1600, batch=2)), 100, 100) == 0, "a batch alone says nothing of its requests"
 
 
@@ -113,14 +113,14 @@ def test_a_stage_needs_at_least_what_it_declares(measured: int | None, needed: i
             )
         )
         decode = graph.stage(DECODE)
-        assert model.activation_bytes(decode, [sized(100)], 1) == needed
+        assert model.weights.activation_bytes(decode, [sized(100)], 1) == needed
         assert model.fits_together(decode, [sized(100).shape]) is fits
-        assert model.most_bytes == 50 + needed
+        assert model.weights.most_bytes == 50 + needed
 
 
 def test_loras_change_nothing() -> None:
     model = costs(needs(100, 1000))
-    assert model.activation_bytes(replace(STEP, loras=(UsedLora("ink", 1.0),)), [sized(100)], 1) == 1000
+    assert model.weights.activation_bytes(replace(STEP, loras=(UsedLora("ink", 1.0),)), [sized(100)], 1) == 1000
 
 
 def test_answers_stay_the_same_with_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

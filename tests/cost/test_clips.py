@@ -40,7 +40,7 @@ def step_s(costs: TableCosts, *shapes: Shape) -> float:
 def test_a_single_row_is_scaled_by_latent_frames(frames: int, latents: int) -> None:
     costs = model(clip(64, 17, 5.0, activation_bytes=500))
     assert step_s(costs, Shape(64, 64, frames)) == pytest.approx(latents)
-    assert costs.activation_bytes(STEP, (replace(sized(1), shape=Shape(64, 64, frames)),), 1) == 100 * latents
+    assert costs.weights.activation_bytes(STEP, (replace(sized(1), shape=Shape(64, 64, frames)),), 1) == 100 * latents
 
 
 def test_a_size_of_as_many_latents_costs_the_same() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from builders import job, request
 from policy.drafted import COSTS, GRAPH
-from tilework.core.interfaces import Demand
+from tilework.core.block import Demand
 from tilework.core.time import NS_PER_MS
 from tilework.cost.demand import (
     Speed,

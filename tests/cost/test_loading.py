@@ -15,11 +15,12 @@ from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.cost.loading import Link, LoadTimes, MeasuredLink
+from tilework.cost.loading import Link, MeasuredLink
 from tilework.cost.table import BadCostTable, CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, read_table, table_json
 from tilework.cost.tabled import UnknownCost
+from tilework.cost.weights import TableWeights
 
 DENOISER, VAE, INK = Component("d1", 600), Component("v1", 40), Component("i1", 7)
 SPEEDS = {LoadSource.DISK: 10.0, LoadSource.HOST: 100.0, LoadSource.PEER: 400.0}
@@ -87,10 +88,10 @@ def test_joined_tables_are_of_devices_of_one_memory() -> None:
 
 def test_stages_need_the_components_that_the_table_knows() -> None:
     costs = TableCosts(FULL)
-    named = {stage: costs.components(stage_of(PIPELINE, stage)) for stage in STAGES}
+    named = {stage: costs.weights.components(stage_of(PIPELINE, stage)) for stage in STAGES}
     assert named == {"encode": (), "diffuse": (DENOISER,), "decode": (VAE,)}
-    assert num_bytes(costs.all_components) == 647
-    assert TableCosts(table()).all_components == ()
+    assert num_bytes(costs.weights.all) == 647
+    assert TableCosts(table()).weights.all == ()
 
 
 def test_requests_need_and_wait_for_their_loras() -> None:
@@ -98,9 +99,9 @@ def test_requests_need_and_wait_for_their_loras() -> None:
     ink, chalk = UsedLora("ink", 0.5), UsedLora("chalk", 1.0)
     plain, inked = request("a"), request("b", loras=(ink, chalk))
     stages = {stage.name: stage for stage, _ in costs.start(inked).pieces}
-    assert costs.components(stages[DIFFUSE]) == (DENOISER, INK)
+    assert costs.weights.components(stages[DIFFUSE]) == (DENOISER, INK)
     assert stages[ENCODE].loras == (chalk,)
-    assert INK in costs.all_components
+    assert INK in costs.weights.all
     step, inked_step = stage_of(PIPELINE, DIFFUSE), stages[DIFFUSE]
     assert costs.work_ns(inked_step, [inked], 1) == pytest.approx(1.5 * costs.work_ns(step, [plain], 1))
     assert costs.work_ns(stages[ENCODE], [inked], 1) == costs.work_ns(stage_of(PIPELINE, ENCODE), [plain], 1), (
@@ -142,9 +143,9 @@ def test_a_part_of_a_table_replaces_what_was_known_of_its_pipelines() -> None:
     assert costs.work_ns(costs.graph("other").stage(DIFFUSE), [replace(request("a"), pipeline="other")], 1) > 0
     costs.serve(replace(FULL, rows=table(step_s=0.2).rows, loras={}))
     assert costs.work_ns(stage_of(PIPELINE, DIFFUSE), [request("a")], 1) == pytest.approx(0.2 * NS_PER_S)
-    assert INK not in costs.all_components
+    assert INK not in costs.weights.all
     costs.remove(PIPELINE)
-    assert costs.all_components == (VAE,)
+    assert costs.weights.all == (VAE,)
     with pytest.raises(UnknownCost):
         costs.start(request("a"))
 
@@ -154,43 +155,43 @@ def test_the_first_part_with_weights_says_how_fast_they_are_loaded() -> None:
     costs = TableCosts(
         replace(FULL, rows=table(pipeline="functions").rows, components={}, loras={}, load_bytes_per_s={})
     )
-    assert costs.load_ns(600) == 0
+    assert costs.weights.load_ns(600) == 0
     costs.serve(FULL)
-    assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
+    assert costs.weights.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
     slower = {source: speed / 2 for source, speed in FULL.load_bytes_per_s.items()}
     costs.serve(replace(FULL, load_bytes_per_s=slower))
-    assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
+    assert costs.weights.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
 
 
 def test_loads_take_bytes_over_speed_and_are_corrected_by_source() -> None:
     costs = TableCosts(FULL)
-    assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
-    assert costs.load_ns(600) == 60 * NS_PER_S, "from the slowest"
+    assert costs.weights.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
+    assert costs.weights.load_ns(600) == 60 * NS_PER_S, "from the slowest"
     before = costs.version
-    assert costs.observe_load(600, LoadSource.HOST, 12 * NS_PER_S)
+    assert costs.weights.observe(600, LoadSource.HOST, 12 * NS_PER_S)
     assert costs.version == before, "works take as long as before"
-    assert costs.load_ns(300, LoadSource.HOST) == 6 * NS_PER_S
-    assert costs.load_ns(300, LoadSource.DISK) == 30 * NS_PER_S
-    assert not costs.observe_load(600, LoadSource.HOST, 12 * NS_PER_S)
-    assert costs.load_ns(300, LoadSource.HOST) == 6 * NS_PER_S, "as expected"
+    assert costs.weights.load_ns(300, LoadSource.HOST) == 6 * NS_PER_S
+    assert costs.weights.load_ns(300, LoadSource.DISK) == 30 * NS_PER_S
+    assert not costs.weights.observe(600, LoadSource.HOST, 12 * NS_PER_S)
+    assert costs.weights.load_ns(300, LoadSource.HOST) == 6 * NS_PER_S, "as expected"
 
 
 def test_one_slow_load_counts_as_four_times_the_expected_time_at_most() -> None:
-    times = LoadTimes(SPEEDS, 0.5)
+    times = TableWeights(FULL, 0.5)
     times.observe(10, LoadSource.DISK, 1000 * NS_PER_S)
-    assert times.ns(10, LoadSource.DISK) == 4 * NS_PER_S
+    assert times.load_ns(10, LoadSource.DISK) == 4 * NS_PER_S
     times.observe(10, LoadSource.DISK, NS_PER_S)
-    assert times.ns(10, LoadSource.DISK) == 2.5 * NS_PER_S
+    assert times.load_ns(10, LoadSource.DISK) == 2.5 * NS_PER_S
 
 
 def test_the_quickest_source_with_a_speed_is_used() -> None:
-    times = LoadTimes(SPEEDS, 0.5)
-    assert times.quickest(frozenset(LoadSource)) is LoadSource.PEER
-    assert times.quickest(frozenset({LoadSource.DISK, LoadSource.PAGE_CACHE})) is LoadSource.DISK
+    times = TableWeights(FULL, 0.5)
+    assert times.quickest_source(frozenset(LoadSource)) is LoadSource.PEER
+    assert times.quickest_source(frozenset({LoadSource.DISK, LoadSource.PAGE_CACHE})) is LoadSource.DISK
     times.observe(100, LoadSource.PEER, 100 * NS_PER_S)
     times.observe(100, LoadSource.PEER, 100 * NS_PER_S)
-    assert times.quickest(frozenset(LoadSource)) is LoadSource.HOST, "measured to be slower"
-    assert LoadTimes({}, 0.5).ns(10, None) == 0
+    assert times.quickest_source(frozenset(LoadSource)) is LoadSource.HOST, "measured to be slower"
+    assert TableWeights(replace(FULL, load_bytes_per_s={}), 0.5).load_ns(10) == 0
 
 
 def moving(*rows: Any, **fields: Any) -> TableCosts:

@@ -114,11 +114,11 @@ def test_joined_tables_keep_their_loras() -> None:
 
 def test_stages_need_their_loras_beside_their_components() -> None:
     costs = TableCosts(TABLE)
-    needed = {name: costs.components(stage_of(costs, BOTH, name)) for name in STAGES}
+    needed = {name: costs.weights.components(stage_of(costs, BOTH, name)) for name in STAGES}
     assert needed == {"encode": (INK,), "diffuse": (DENOISER, INK), "decode": ()}, "chalk is on all devices"
-    assert costs.components(stage_of(costs, PLAIN)) == (DENOISER,)
-    assert costs.all_components == (DENOISER, INK)
-    assert num_bytes(costs.all_components) == 630
+    assert costs.weights.components(stage_of(costs, PLAIN)) == (DENOISER,)
+    assert costs.weights.all == (DENOISER, INK)
+    assert num_bytes(costs.weights.all) == 630
 
 
 def test_a_request_with_an_unknown_lora_has_no_price() -> None:

@@ -80,9 +80,11 @@ class Derived:
     def fits(self, letters: str, size: str, degrees: dict[str, int]) -> bool:
         """Whether a device has room for the weights of these stages and the largest activations, at these degrees."""
         stages = {letter: self.costs.graph(self.pipeline).stage(LETTERS[letter]) for letter in letters}
-        weights = sum(one.num_bytes for stage in stages.values() for one in self.costs.components(stage))
+        weights = sum(one.num_bytes for stage in stages.values() for one in self.costs.weights.components(stage))
         asked = [self.request(size)]
-        largest = max(self.costs.activation_bytes(stage, asked, degrees[letter]) for letter, stage in stages.items())
+        largest = max(
+            self.costs.weights.activation_bytes(stage, asked, degrees[letter]) for letter, stage in stages.items()
+        )
         assert self.costs.memory_bytes is not None
         return weights + largest <= self.costs.memory_bytes
 
@@ -226,17 +228,17 @@ def test_each_stage_has_a_component_of_its_own_and_decode_may_be_shared(name: st
     table = read_table(name)
     costs, pipeline = TableCosts(table), table.rows[0].pipeline
     stages = costs.graph(pipeline).stages
-    assert [costs.components(stage)[0].digest for stage in stages] == [f"{pipeline}/{stage.name}" for stage in stages]
-    assert [len(costs.components(stage)) for stage in stages] == [1, 1, 1]
+    assert [costs.weights.components(stage)[0].digest for stage in stages] == [
+        f"{pipeline}/{stage.name}" for stage in stages
+    ]
+    assert [len(costs.weights.components(stage)) for stage in stages] == [1, 1, 1]
     assert [stage.allows(8) for stage in stages] == [False, True, True]
-    assert num_bytes(costs.all_components) <= (costs.memory_bytes or 0), (
-        "a device holds all stages, without activations"
-    )
+    assert num_bytes(costs.weights.all) <= (costs.memory_bytes or 0), "a device holds all stages, without activations"
 
 
 def test_two_pipelines_share_a_device_only_in_turn() -> None:
     both = TableCosts(read_table("flux1_l20+hunyuanvideo_l20"))
-    assert num_bytes(both.all_components) > (both.memory_bytes or 0)
+    assert num_bytes(both.weights.all) > (both.memory_bytes or 0)
     assert merged([read_table("flux1_l20"), read_table("cogvideox15_l20")]).memory_bytes == both.memory_bytes
 
 

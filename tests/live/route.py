@@ -17,8 +17,8 @@ import torch
 from builders import Idle, table
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.control.controller import ControllerConfig
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start

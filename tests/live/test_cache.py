@@ -12,8 +12,8 @@ from batching import batching  # noqa: F401
 from runtime.rig import PingPong, Rig, assert_nothing_is_left
 from tilework.control.log import replay
 from tilework.core.cache import CacheChoice, CacheKind, CacheUse
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Plan

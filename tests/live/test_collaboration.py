@@ -20,9 +20,9 @@ from loras import save_lora, use_stock
 from runtime.rig import Rig, assert_nothing_is_left
 from tilework.control.log import replay
 from tilework.core.component import num_bytes
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start
@@ -86,9 +86,9 @@ class EnlargeWide(Idle):
         if any(device.works for device in view.devices) or not up:
             return Plan()
         for job in view.waiting():
-            if job.stage is not None:
-                devices = up if job.stage.name == STAGE else up[:1]
-                start = Start(stage=job.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="wide")
+            if job.left.stage is not None:
+                devices = up if job.left.stage.name == STAGE else up[:1]
+                start = Start(stage=job.left.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="wide")
                 return Plan(starts=(start,))
         return Plan()
 

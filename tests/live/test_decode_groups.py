@@ -14,8 +14,8 @@ from builders import Idle, table
 from runtime.rig import Rig, assert_nothing_is_left, kill
 from stages import DECODE
 from tilework.control.log import replay
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start, Work
@@ -42,9 +42,9 @@ class DecodeWide(Idle):
         if any(device.works for device in view.devices):
             return Plan()
         for job in view.waiting():
-            if job.stage is not None and up:
-                devices = up if job.stage.name == DECODE else up[:1]
-                start = Start(stage=job.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="wide")
+            if job.left.stage is not None and up:
+                devices = up if job.left.stage.name == DECODE else up[:1]
+                start = Start(stage=job.left.stage, job_ids=(job.job_id,), devices=devices, num_steps=1, why="wide")
                 return Plan(starts=(start,))
         return Plan()
 

@@ -20,8 +20,8 @@ from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.cost_row import CostRow
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView
 from tilework.core.model import SimulatedSource
+from tilework.core.policy import ClusterView, CostModel, DeviceView
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group, Plan, Start
@@ -58,14 +58,16 @@ class Pairs(Idle):
         idle = {device.device_id: device for device in view.devices if not device.works}
         starts: list[Start] = []
         for job in view.waiting():
-            if not idle or job.stage is None:
+            if not idle or job.left.stage is None:
                 break
-            pair = _pair(list(idle.values())) if job.stage.has_steps and job.request.shape.height < LARGE else None
+            pair = _pair(list(idle.values())) if job.left.stage.has_steps and job.request.shape.height < LARGE else None
             group = pair or (min(idle),)
-            if pair and not costs.fits(job.stage, job.request.shape, 2):
+            if pair and not costs.fits(job.left.stage, job.request.shape, 2):
                 group = group[:1]
             steps = min(5, job.left.num_left_here)
-            starts.append(Start(stage=job.stage, job_ids=(job.job_id,), devices=group, num_steps=steps, why="pairs"))
+            starts.append(
+                Start(stage=job.left.stage, job_ids=(job.job_id,), devices=group, num_steps=steps, why="pairs")
+            )
             for one in group:
                 del idle[one]
         return Plan(starts=tuple(starts))

@@ -263,7 +263,7 @@ def test_the_host_reads_what_waits_while_its_device_works(
                 assert isinstance(ticket, Ticket)
                 tickets[name] = (name, spec, ticket)
                 await until(lambda: tickets["sd3"][2].steps_done > 0)
-                kept = {one.digest for one in rig.engine._controller.tracker.kept_by_host(0)}
+                kept = {one.digest for one in rig.engine._controller.tracker.sources.kept(0)}
                 for file in (rig.executor._blobs.path / WEIGHTS).iterdir():
                     if name == "sd3" and not file.suffix and file.name not in kept:
                         file.unlink()
@@ -297,7 +297,9 @@ def test_a_device_that_waits_for_its_weights_holds_up_no_other(
     both = sources[:2]
     with serving(both, 2, budget(both)) as rig:
         costs = rig.engine._controller.costs
-        sd3, flux = ({one for stage in costs.graph(one.name).stages for one in costs.components(stage)} for one in both)
+        sd3, flux = (
+            {one for stage in costs.graph(one.name).stages for one in costs.weights.components(stage)} for one in both
+        )
         digest = max(flux - sd3, key=lambda one: one.num_bytes).digest
 
         async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:

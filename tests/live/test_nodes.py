@@ -17,8 +17,8 @@ from builders import Idle, table
 from live.nodes import TOKEN, Agents, agents
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start

@@ -23,7 +23,6 @@ from runtime.test_worker_process import Listener, run
 from stages import STAGES
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
-from tilework.core.interfaces import PlacementStatus
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.time import NS_PER_S
@@ -33,6 +32,7 @@ from tilework.core.work import NewPlacement
 from tilework.policy import registry
 from tilework.policy.published.tridentserve import monitor
 from tilework.policy.published.tridentserve.policy import TridentServe
+from tilework.policy.traits import PlacementStatus
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
 from tilework.runtime.ticket import Outcome, Ticket
@@ -111,7 +111,7 @@ def test_a_model_that_is_larger_than_a_device_is_served_stage_by_stage(
     source: ModelSource, stock: Callable[[Spec], np.ndarray], policy: str
 ) -> None:
     with serving(source, policy, 2) as rig:
-        assert sum(one.num_bytes for one in rig.engine._controller.costs.all_components) > ROOM
+        assert sum(one.num_bytes for one in rig.engine._controller.costs.weights.all) > ROOM
         asked = {str(index): replace(LARGE, seed=index) for index in range(4)}
         outcomes = dict(zip(asked, rig.outcomes(asked), strict=True))
         assert {one.status for one in outcomes.values()} == {Status.DONE}

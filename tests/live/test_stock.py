@@ -27,8 +27,8 @@ from runtime.rig import Rig, assert_nothing_is_left
 from stages import DIFFUSE
 from tilework.control.log import replay
 from tilework.core.actions import RunWork
-from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.model import ModelSource
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start, Work
@@ -64,15 +64,17 @@ class Turns(Idle):
         starts: list[Start] = []
         for job in sorted(view.waiting(), key=lambda job: (job.left.num_steps_done, job.job_id)):
             group = _group(job, {device.device_id for device in view.devices})
-            may_start = job.stage is not None and group and idle.issuperset(group)
+            may_start = job.left.stage is not None and group and idle.issuperset(group)
             idle -= set(group)
-            if job.stage is not None and may_start:
-                starts.append(Start(stage=job.stage, job_ids=(job.job_id,), devices=group, num_steps=1, why="its turn"))
+            if job.left.stage is not None and may_start:
+                starts.append(
+                    Start(stage=job.left.stage, job_ids=(job.job_id,), devices=group, num_steps=1, why="its turn")
+                )
         return Plan(starts=tuple(starts))
 
 
 def _group(job: JobView, up: set[int]) -> Group:
-    if job.stage is not None and job.stage.name == DIFFUSE and not job.request.exact:
+    if job.left.stage is not None and job.left.stage.name == DIFFUSE and not job.request.exact:
         wanted = ROUTE[job.left.num_steps_done % len(ROUTE)]
     else:
         wanted = tuple({0, 1} - set(job.last_devices))[:1] or (0,)

@@ -221,7 +221,8 @@ def test_workflows_share_the_weights_of_a_pipeline_and_of_a_class(studio: tuple[
     assert np.array_equal(tiny.pixels(outcome.image), soft.numpy())
     costs = rig.engine._controller.costs
     needed = [
-        {one for stage in costs.graph(name).stages for one in costs.components(stage)} for name in ("studio", "simple")
+        {one for stage in costs.graph(name).stages for one in costs.weights.components(stage)}
+        for name in ("studio", "simple")
     ]
     assert needed[0] == needed[1]
     assert len(needed[0]) > 4

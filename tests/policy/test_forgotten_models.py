@@ -20,12 +20,12 @@ from tilework.core.events import Submitted
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec, StepShare
-from tilework.core.interfaces import NeedsFuture
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.policy.registry import make_policy, policy_names
+from tilework.policy.traits import NeedsFuture
 
 STAYS, GONE = "stays", "comes-and-goes"
 SPEEDS = dict.fromkeys(LoadSource, 1000000000.0)

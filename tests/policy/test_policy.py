@@ -15,8 +15,8 @@ from quick import quick
 from stages import DECODE, DIFFUSE, ENCODE, at_start, stage_of
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunWork
+from tilework.core.block import Demand
 from tilework.core.events import DeviceJoined, Submitted, WorkFailed, WorkFinished
-from tilework.core.interfaces import Demand
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import Group, Plan

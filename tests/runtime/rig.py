@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from builders import Idle
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Reject
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import Source
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.wire.commands import STATES_BYTES
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start
@@ -39,10 +39,10 @@ class PingPong(Idle):
         idle = {device.device_id for device in view.devices if not device.works}
         for job in view.waiting():
             choices = sorted(idle - set(job.last_devices)) or sorted(idle if len(view.devices) == 1 else ())
-            if choices and job.stage is not None:
+            if choices and job.left.stage is not None:
                 idle.discard(choices[0])
                 starts.append(
-                    Start(stage=job.stage, job_ids=(job.job_id,), devices=(choices[0],), num_steps=1, why="moves")
+                    Start(stage=job.left.stage, job_ids=(job.job_id,), devices=(choices[0],), num_steps=1, why="moves")
                 )
         return Plan(starts=tuple(starts))
 

@@ -177,7 +177,7 @@ def test_a_left_out_member_restarts_and_the_others_continue(desk: Desk) -> None:
     actions = desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True))
     assert [(drop.job_id, drop.devices) for drop in only(DropState, actions)] == [(0, (0,))]
     job = desk.control.tracker.jobs[0]
-    assert (job.attempt, job.failures, job.stage) == (2, 1, stage_of("toy", ENCODE))
+    assert (job.attempt, job.failures, job.left.stage) == (2, 1, stage_of("toy", ENCODE))
     assert not desk.tell(LeftOut(shared.work_id, 0, "gone", state_lost=True)), "said twice"
     desk.tell(WorkFinished(shared.work_id, NS_PER_MS))
     assert desk.done(0, 1) == [0, 2]

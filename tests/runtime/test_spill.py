@@ -13,8 +13,8 @@ import tilework
 import tiny
 from builders import Idle, table
 from runtime.rig import Rig, assert_nothing_is_left
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.work import Plan, Start
 from tilework.policy import registry
@@ -33,7 +33,7 @@ class Turns(Idle):
         idle = {device.device_id for device in view.devices if not device.works}
         starts: list[Start] = []
         for job in sorted(view.waiting(), key=lambda job: (-job.left.num_steps_left, job.job_id)):
-            stage = job.stage
+            stage = job.left.stage
             assert stage is not None
             is_wide = stage.has_steps and job.request.shape.width == WIDE
             devices = (0, 1) if is_wide else ((job.job_id + job.left.num_steps_left // 2) % 2,)

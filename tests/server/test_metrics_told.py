@@ -16,11 +16,11 @@ from builders import PIPELINE, request
 from fake_engine import FakeEngine, Plan, serving
 from server.exported import samples, value
 from stages import DIFFUSE, stage_of
-from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, START_MARGINS, Margin, Margins, ns_from_s
 from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, Ending
 from tilework.core.work import Group, Member, NewPlacement, Work
+from tilework.policy.traits import PlacementStatus
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
 from tilework.runtime.ticket import Outcome, Ticket, WorkSegment

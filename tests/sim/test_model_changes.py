@@ -96,7 +96,7 @@ def keep_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are not told to drop what nothing needs any more."""
 
     def changed(self: Any, _before: object) -> list[Action]:
-        self._known = {component.digest: component for component in self._costs.all_components}
+        self._known = {component.digest: component for component in self._costs.weights.all}
         self._tracker.models_changed()
         return []
 

@@ -15,8 +15,8 @@ from stages import DIFFUSE, stage_of
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import DeviceJoined, Event, Stopped, Submitted, WorkFinished
-from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.lora import UsedLora
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Plan, Start

@@ -127,7 +127,7 @@ def _fill(controller: Controller, requests: Iterable[Request]) -> None:
 
 def _join(controller: Controller, num_devices: int) -> None:
     """Bring devices up. Nothing ever finishes, so they stay busy with their first works."""
-    now_ns = controller.tracker.num_jobs() * NS_PER_MS
+    now_ns = len(controller.tracker.jobs) * NS_PER_MS
     for device_id in range(num_devices):
         controller.handle(DeviceJoined(device_id, device_id // 8), now_ns)
 

@@ -10,8 +10,9 @@ from random import Random
 from suite.case import Check, Finding, Note, Table
 from suite.stages import DIFFUSE
 from suite.stats import Interval, extremes, median, over_repeats, p99
+from tilework.admission.contract import EtaPrediction
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import Demand, EtaPrediction
+from tilework.core.block import Demand
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable

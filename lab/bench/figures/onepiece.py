@@ -21,7 +21,7 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec, StepShare
-from tilework.core.interfaces import Policy
+from tilework.core.policy import Policy
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.cost.shipped import shipped_path

@@ -9,6 +9,7 @@ from math import inf
 from typing import TypeGuard
 
 from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.contract import Admitted, Backlog, EtaPrediction
 from tilework.admission.eta import Eta, end_after, serving
 from tilework.admission.eta_correction import EtaCorrection
 from tilework.admission.free_after import FreeAfterAhead
@@ -17,26 +18,17 @@ from tilework.admission.promise_query import PromiseQuery, others_text
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservations import Reservations, SearchBudget
 from tilework.core.actions import Reject
+from tilework.core.block import Block, Demand
 from tilework.core.component import bytes_text, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.interfaces import (
-    Admitted,
-    Backlog,
-    Block,
-    CostModel,
-    Demand,
-    DeviceView,
-    EtaPrediction,
-    JobView,
-    Policy,
-    PredictsEnds,
-    RefusesRequests,
-)
+from tilework.core.policy import DeviceView, JobView, Policy
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
 from tilework.cost.demand import fastest, fits_at
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.starts import needs
+from tilework.policy.traits import PredictsEnds, RefusesRequests
 
 PROMISE_PRICE = 1.0
 """Default number of kept deadlines of other jobs that a promise may cost."""
@@ -68,7 +60,7 @@ class Admission:
         request: Request,
         left: Cursor,
         policy: Policy,
-        costs: CostModel,
+        costs: TableCosts,
         backlog: Backlog,
         now_ns: int,
         budget: SearchBudget,
@@ -97,10 +89,10 @@ class Admission:
         if (too_late := _too_late(request, left, policy, costs, now_ns)) is not None:
             return too_late
         parts = self._eta.free_before(request, policy, costs.pools, backlog)
-        num_jobs = backlog.num_jobs()
+        num_jobs = backlog.held().num_jobs
         end_ns = end_after(parts, demand)
         if backlog.needs_loads:
-            end_ns += expected_ns(left, devices, costs)
+            end_ns += expected_ns(left, devices, costs.weights)
         eta_prediction = self._eta_correction.predict(request, now_ns, end_ns, num_jobs)
         encoded = " (prompt already encoded)" if left.position else ""
         why = f"needs {needs(demand)}{encoded}; {others_text(num_jobs)}"
@@ -125,7 +117,7 @@ class Admission:
         why += "; its deadline is promised"
         return Admitted(why, self._kept(eta_prediction, promise.block, now_ns), demand, promise)
 
-    def _without_memory(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
+    def _without_memory(self, request: Request, policy: Policy, costs: TableCosts, backlog: Backlog) -> Reject | None:
         """Return `_too_large`; that a class of requests fits is remembered until costs or devices change."""
         key = cost_key(request)
         state = (costs.version_of(request), backlog.widest(request.pipeline))
@@ -136,23 +128,23 @@ class Admission:
             self._fitting[key] = state
         return refused
 
-    def after_all_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, now_ns: int) -> int:
+    def after_all_ns(self, requests: Sequence[Request], policy: Policy, costs: TableCosts, now_ns: int) -> int:
         """Return a deadline that leaves time for all these requests, one after another, after all reservations."""
         run_ns = sum(policy.demand(one, costs.start(one), costs).run_ns for one in requests)
         last_ns = max([now_ns, *(due_ns for due_ns, _ in self.book.keys[-1:])])
         return self.book.margins.admission.due_ns(last_ns + run_ns, now_ns)
 
-    def shared_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, backlog: Backlog) -> int:
+    def shared_ns(self, requests: Sequence[Request], policy: Policy, costs: TableCosts, backlog: Backlog) -> int:
         """Return by how much a deadline must move for these requests, too, if they share the devices evenly."""
         device_ns = sum(policy.demand(one, costs.start(one), costs).device_ns for one in requests)
         return device_ns * (1000 + backlog.margins.admission.permille) // (1000 * len(backlog.devices))
 
-    def learn(self, job: JobView, now_ns: int, num_came: int) -> None:
-        """Correct the predictions for requests like that of a job that has just finished.
+    def learn(self, request: Request, told: EtaPrediction, now_ns: int, num_came: int) -> None:
+        """Correct the predictions for requests like this one, which has just finished and was told this prediction.
 
         `num_came` other requests were accepted after it.
         """
-        self._eta_correction.learn(job.request, job.eta_prediction, now_ns, num_came)
+        self._eta_correction.learn(request, told, now_ns, num_came)
 
     def forget(self, pipeline: str) -> None:
         """Drop all that is known under a pipeline's name: it is served no more."""
@@ -162,13 +154,13 @@ class Admission:
     def foreseen(self, job: JobView, policy: Policy, backlog: Backlog, now_ns: int) -> EtaPrediction | None:
         """Return the end of an accepted job as the policy predicts it now; None if the policy does not know."""
         end_ns = policy.end_ns(job) if _may_foresee(policy) else None
-        return (
-            None if end_ns is None else self._prediction(job, end_ns, backlog.num_jobs() - 1, now_ns, is_foreseen=True)
-        )
+        if end_ns is None:
+            return None
+        return self._prediction(job, end_ns, backlog.held().num_jobs - 1, now_ns, is_foreseen=True)
 
-    def predict(self, job: JobView, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> EtaPrediction:
+    def predict(self, job: JobView, policy: Policy, costs: TableCosts, backlog: Backlog, now_ns: int) -> EtaPrediction:
         """Return when an accepted job is expected to end, predicted now."""
-        num_others = backlog.num_jobs() - 1
+        num_others = backlog.held().num_jobs - 1
         if job.committed.stage is None:
             num_others = 0  # No other job can delay it.
         elif (foreseen := self.foreseen(job, policy, backlog, now_ns)) is not None:
@@ -176,7 +168,7 @@ class Admission:
         end_ns = self._eta.end_of(job, costs.pools, backlog, now_ns)
         if backlog.needs_loads:
             devices = serving(backlog.devices, costs.pools.within(job.request.pipeline))
-            end_ns += expected_ns(job.committed, devices, costs)
+            end_ns += expected_ns(job.committed, devices, costs.weights)
         return self._prediction(job, end_ns, num_others, now_ns)
 
     def _prediction(
@@ -214,7 +206,7 @@ def _with_earliest(no_room: Reject, demand: Demand, parts: Sequence[FreeAfterAhe
     return replace(no_room, earliest_ns=max(end_after(parts, demand), alone_ns) if parts else alone_ns)
 
 
-def _too_late(request: Request, left: Cursor, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
+def _too_late(request: Request, left: Cursor, policy: Policy, costs: TableCosts, now_ns: int) -> Reject | None:
     """Return the refusal of a request that is worthless when late, and would be late even if nothing else ran."""
     if not request.is_dropped_if_late:
         return None
@@ -247,19 +239,19 @@ def _without_devices(
     return None
 
 
-def _without_room(request: Request, costs: CostModel, devices: Sequence[DeviceView]) -> Reject | None:
+def _without_room(request: Request, costs: TableCosts, devices: Sequence[DeviceView]) -> Reject | None:
     """Return the refusal of a request whose weights do not fit onto a device that serves it, also if none is up."""
-    if not costs.all_components or (found := too_large(request, devices, costs)) is None:
+    if not costs.weights.all or (found := too_large(request, devices, costs)) is None:
         return None
     stage, most = found
     is_of_loras = bool(request.loras) and too_large(replace(request, loras=()), devices, costs) is None
     code = RefusalCode.LORAS if is_of_loras else RefusalCode.WEIGHTS
-    taken, had = bytes_text(num_bytes(costs.components(stage))), bytes_text(most)
+    taken, had = bytes_text(num_bytes(costs.weights.components(stage))), bytes_text(most)
     reason = f"the weights of {stage} take {taken}, and a device has {had} for them"
     return Reject(request.uid, reason, None, code)
 
 
-def _too_large(request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
+def _too_large(request: Request, policy: Policy, costs: TableCosts, backlog: Backlog) -> Reject | None:
     """Return the refusal of a request that is known not to fit into the memory of the devices that it may get."""
     shape = request.shape
     widest = backlog.widest(request.pipeline)

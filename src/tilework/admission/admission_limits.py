@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from tilework.admission.contract import Backlog
 from tilework.core.actions import Reject
-from tilework.core.interfaces import Backlog
 from tilework.core.request import RefusalCode, Request, Shape
 from tilework.core.time import s_from_ns
 

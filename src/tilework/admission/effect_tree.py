@@ -23,7 +23,7 @@ from tilework.admission.effects import (
     step_back,
 )
 from tilework.admission.reservation_timeline import DeviceTimes
-from tilework.core.interfaces import Block
+from tilework.core.block import Block
 from tilework.core.time import Margin
 
 Key = tuple[int, int]

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.admission.reservation_timeline import DeviceTimes, begin_ns
-from tilework.core.interfaces import Block
+from tilework.core.block import Block
 from tilework.core.time import Margin
 
 NEVER = 1 << 100

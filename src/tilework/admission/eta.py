@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilework.admission.contract import Backlog, Moment
 from tilework.admission.free_after import FreeAfterAhead, FreeAfterRunning
 from tilework.admission.what_if import ready_ns
-from tilework.core.interfaces import Backlog, Demand, DeviceView, JobView, Moment, Policy
+from tilework.core.block import Demand
+from tilework.core.policy import DeviceView, JobView, Policy
 from tilework.core.pools import Pools, Within
 from tilework.core.request import Request
 

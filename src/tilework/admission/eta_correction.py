@@ -8,7 +8,7 @@ from functools import partial
 from math import ceil
 from statistics import median
 
-from tilework.core.interfaces import EtaPrediction
+from tilework.admission.contract import EtaPrediction
 from tilework.core.request import Request, Shape
 from tilework.policy.toolkit.known_demands import ByClass
 

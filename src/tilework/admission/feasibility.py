@@ -6,12 +6,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilework.admission.contract import Reserves
 from tilework.admission.effect_tree import Key
 from tilework.admission.proof_search import Candidate, Degrees, ProofSearch
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import DeviceTimes
 from tilework.admission.what_if import WhatIf, due, is_before
-from tilework.core.interfaces import Block, ClusterView, JobView, Reserves
+from tilework.core.block import Block
+from tilework.core.policy import JobView
 from tilework.core.time import NEVER_NS, Margin
 
 _NUM_NEAR = 64
@@ -38,7 +40,7 @@ class FeasibilityProof:
     margin: Margin
     granted_ns: Mapping[int, int]
 
-    def holds(self, view: ClusterView) -> bool:
+    def holds(self, view: Reserves) -> bool:
         """Return whether it is certain, without a search, that no promised job must be started yet."""
         devices = (*view.devices, *view.slots)
         if self.granted_ns or self.margin != view.margins.guard or len(devices) != len(self.spared_ns):

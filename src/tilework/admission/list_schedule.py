@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
-from tilework.core.interfaces import Demand
+from tilework.core.block import Demand
 
 FreeTimes = list[int]
 """Times at which the devices of a node are free, ascending."""

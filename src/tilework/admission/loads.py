@@ -17,12 +17,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from tilework.core.block import Block, Demand
 from tilework.core.component import LoadSource, Memory, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import Block, CostModel, Demand, DeviceView
+from tilework.core.policy import DeviceView
 from tilework.core.request import Request
+from tilework.core.weights import WeightCosts
 from tilework.cost.demand import reserved_at
+from tilework.cost.table_costs import TableCosts
 
 MOST_LOADED = 64
 """Number of first reservations that may rely on components that are there; later ones may not."""
@@ -31,7 +34,7 @@ MOST_LOADED = 64
 _FROM_HOST = frozenset({LoadSource.DISK, LoadSource.HOST})
 
 
-def load_bound_ns(stage: Stage, costs: CostModel) -> int:
+def load_bound_ns(stage: Stage, weights: WeightCosts) -> int:
     """Return the longest time that the components of a stage may take to load. CPU slots have all components.
 
     They come from the slowest source; or a device waits for its host, which has just begun to read them, and then
@@ -39,13 +42,13 @@ def load_bound_ns(stage: Stage, costs: CostModel) -> int:
     """
     if stage.kind is DeviceKind.CPU:
         return 0
-    size = num_bytes(costs.components(stage))
-    source = costs.quickest_source(_FROM_HOST)
-    return costs.load_ns(size) + (0 if source is LoadSource.DISK else costs.load_ns(size, source))
+    size = num_bytes(weights.components(stage))
+    source = weights.quickest_source(_FROM_HOST)
+    return weights.load_ns(size) + (0 if source is LoadSource.DISK else weights.load_ns(size, source))
 
 
 def reserve(
-    block: Block, request: Request, left: Cursor, width: int, memories: Sequence[Memory] | None, costs: CostModel
+    block: Block, request: Request, left: Cursor, width: int, memories: Sequence[Memory] | None, costs: TableCosts
 ) -> Block:
     """Return the block for a job's remaining work in this width, on the devices that the block has.
 
@@ -62,23 +65,24 @@ def reserve(
 
 
 def _with_loads(
-    request: Request, left: Cursor, width: int, memories: Sequence[Memory], costs: CostModel
+    request: Request, left: Cursor, width: int, memories: Sequence[Memory], costs: TableCosts
 ) -> tuple[Demand, Demand | None]:
     """Return a job's remaining work on devices with these memories, and elsewhere if that is more (`Block.unloaded`).
 
     The first device is the one for stages without steps. Raises UnknownCost.
     """
-    unloaded = reserved_at(request, left, width, costs, partial(load_bound_ns, costs=costs))
+    weights = costs.weights
+    unloaded = reserved_at(request, left, width, costs, partial(load_bound_ns, weights=weights))
     if not memories:
         return unloaded, None
-    is_roomy = all(one.total_bytes is None or one.total_bytes >= costs.most_bytes for one in memories)
+    is_roomy = all(one.total_bytes is None or one.total_bytes >= weights.most_bytes for one in memories)
 
     def bound_ns(stage: Stage) -> int:
         used = memories if stage.has_steps else memories[:1]
         is_kept = is_roomy or stage == left.stage
-        if is_kept and all(memory.has(costs.components(stage)) for memory in used):
+        if is_kept and all(memory.has(weights.components(stage)) for memory in used):
             return 0
-        return load_bound_ns(stage, costs)
+        return load_bound_ns(stage, weights)
 
     loaded = reserved_at(request, left, width, costs, bound_ns)
     return (loaded, None) if loaded == unloaded else (loaded, unloaded)
@@ -102,25 +106,25 @@ def moved(block: Block, devices: tuple[int, ...], slot: int | None) -> Block:
     return replace(block, devices=devices, slot=slot)
 
 
-def expected_ns(left: Cursor, devices: Sequence[DeviceView], costs: CostModel) -> int:
+def expected_ns(left: Cursor, devices: Sequence[DeviceView], weights: WeightCosts) -> int:
     """Return how long a job's remaining stages load, one after another, on the devices that lack the least."""
     total_ns = 0
     for stage, _ in left.pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
-            wanted = costs.components(stage)
+            wanted = weights.components(stage)
             lacking = [[one for one in wanted if one not in device.memory.components] for device in devices]
-            total_ns += costs.load_ns(min(map(num_bytes, lacking), default=0))
+            total_ns += weights.load_ns(min(map(num_bytes, lacking), default=0))
     return total_ns
 
 
-def too_large(request: Request, devices: Sequence[DeviceView], costs: CostModel) -> tuple[Stage, int] | None:
+def too_large(request: Request, devices: Sequence[DeviceView], costs: TableCosts) -> tuple[Stage, int] | None:
     """Return a stage of a request whose components do not fit together onto some device, and the bytes that this has.
     None if there is no such stage. The bytes are those that the device has for components.
     """
     memories = [Memory(costs.memory_bytes), *(device.memory for device in devices)]  # None of them may be up.
     for stage, _ in costs.start(request).pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
-            wanted = costs.components(stage)
+            wanted = costs.weights.components(stage)
             for memory in memories:
                 if not memory.can_hold(wanted):
                     assert memory.total_bytes is not None, "one without a limit holds anything"

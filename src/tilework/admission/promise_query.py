@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
+from tilework.admission.contract import Backlog, Boundary, EtaPrediction, Promise
 from tilework.admission.eta import Eta, end_after
 from tilework.admission.loads import load_bound_ns
 from tilework.admission.proof_search import ProofSearch
@@ -15,24 +16,17 @@ from tilework.admission.reservation_timeline import nodes_within
 from tilework.admission.reservations import Reservations
 from tilework.admission.what_if import WhatIf
 from tilework.core.actions import Reject
+from tilework.core.block import Block, Demand
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import (
-    Backlog,
-    Block,
-    Boundary,
-    CostModel,
-    Demand,
-    EtaPrediction,
-    Policy,
-    Promise,
-    WeighsJobs,
-)
+from tilework.core.policy import Policy
 from tilework.core.pools import Within
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.core.work import Group, Work
 from tilework.cost.demand import demand_at, usable_degree
+from tilework.cost.table_costs import TableCosts
+from tilework.policy.traits import WeighsJobs
 
 _MOST_TRIED = 6  # Deadlines that are tried until one is late enough.
 _MANY = 64  # Reservations, beyond which groups are not chosen anew for a new request.
@@ -56,7 +50,7 @@ class PromiseQuery:
 
     request: Request
     policy: Policy
-    costs: CostModel
+    costs: TableCosts
     backlog: Backlog
     reservations: Reservations
     left: Cursor
@@ -68,7 +62,7 @@ class PromiseQuery:
     def of(
         request: Request,
         policy: Policy,
-        costs: CostModel,
+        costs: TableCosts,
         backlog: Backlog,
         *,
         reservations: Reservations,
@@ -79,7 +73,7 @@ class PromiseQuery:
         """Prepare a query for a request with this remaining work; a device that serves it is up. Raises UnknownCost."""
         widest = max(map(len, nodes_within(reservations.places.nodes, costs.pools.within(request.pipeline))))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
-        loads_ns = partial(load_bound_ns, costs=costs) if backlog.needs_loads else None
+        loads_ns = partial(load_bound_ns, weights=costs.weights) if backlog.needs_loads else None
         blocks = [demand_at(request, left, degree, costs, loads_ns) for degree in degrees]
         blocks.sort(key=lambda block: (block.device_ns, block.width))
         return PromiseQuery(
@@ -115,7 +109,7 @@ class PromiseQuery:
         idle_ns = self.reservations.margin.due_ns(self.now_ns + min(map(_run_ns, self.blocks)), self.now_ns)
         if idle_ns > deadline_ns:
             needed = f"even if nothing else runs, a promise needs {s_from_ns(idle_ns - self.now_ns):.2f} s"
-            reason = f"{needed}, and there are {others_text(self.backlog.num_jobs())}"
+            reason = f"{needed}, and there are {others_text(self.backlog.held().num_jobs)}"
             return Reject(self.request.uid, reason, self._earliest_ns(idle_ns), RefusalCode.DEADLINE)
         against = self._against(deadline_ns)
         promise = None
@@ -129,7 +123,7 @@ class PromiseQuery:
         later_ns = self.reservations.looser_places(deadline_ns, earliest_ns)[:_MOST_PLACES]
         earliest_ns = next((due_ns for due_ns in later_ns if self._at_place(due_ns) is not None), earliest_ns)
         why = "reservations leave no room for it" if against is None else against.why
-        reason = f"{why}, with {others_text(self.backlog.num_jobs())} present"
+        reason = f"{why}, with {others_text(self.backlog.held().num_jobs)} present"
         return Reject(self.request.uid, reason, earliest_ns, RefusalCode.DEADLINE, earliest_ns - deadline_ns)
 
     def _as_if_earlier(self, idle_ns: int, deadline_ns: int) -> Promise | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from tilework.admission.loads import in_order, moved, reserve
 from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, nodes_within, run_in_choices, run_in_order
 from tilework.admission.what_if import WhatIf, due
-from tilework.core.interfaces import Block, CostModel, DeviceView, JobView
+from tilework.core.block import Block
+from tilework.core.policy import CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, Margin
 

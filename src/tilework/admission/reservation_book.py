@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+from tilework.admission.contract import Backlog, Moment, Reserves
 from tilework.admission.effect_tree import EffectTree, Key
 from tilework.admission.effects import run_alone, scale_of, step_back, time_of
 from tilework.admission.reservation_timeline import DeviceTimes, Places, choose_group, nodes_within, placed
-from tilework.core.interfaces import Backlog, Block, DeviceView, Moment, Reserves
+from tilework.core.block import Block
+from tilework.core.policy import DeviceView
 from tilework.core.time import NEVER_NS, START_MARGINS, Margin
 from tilework.policy.toolkit.buddy_allocator import nodes
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilework.admission.contract import Boundary, Reserves
 from tilework.admission.feasibility import FeasibilityProof, near_search
 from tilework.admission.loads import in_order
 from tilework.admission.proof_search import Candidate, Degrees, ProofSearch
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import begin_ns
 from tilework.admission.what_if import WhatIf
+from tilework.core.block import Block
 from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.interfaces import Block, Boundary, ClusterView, CostModel, JobView
+from tilework.core.policy import JobView
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
 from tilework.core.work import Group, Preload, Start
 from tilework.cost.demand import usable_degree
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
 FORCED = "its deadline is promised, and it cannot wait any longer"
@@ -69,7 +72,7 @@ class ReservationGuard:
 
     # Finding a proof.
 
-    def update(self, view: ClusterView, costs: CostModel, now_ns: int) -> Mapping[int, Block]:
+    def update(self, view: Reserves, costs: TableCosts, now_ns: int) -> Mapping[int, Block]:
         """Renew the proof; returns the reservations that change, by job id.
 
         Nothing changes if possible; otherwise groups change. Jobs that cannot be in time any more end as early as they
@@ -108,7 +111,7 @@ class ReservationGuard:
 
     # Starts of a policy.
 
-    def review(self, starts: tuple[Start, ...], view: ClusterView, costs: CostModel, now_ns: int) -> Review:
+    def review(self, starts: tuple[Start, ...], view: Reserves, costs: TableCosts, now_ns: int) -> Review:
         """Return the starts of a policy that endanger no promise; those of one job are made together or not at all.
 
         A job that is late already must not get later. A promised job is not moved to a device that may be lost.
@@ -123,7 +126,7 @@ class ReservationGuard:
         return review
 
     def review_stop(
-        self, boundary: Boundary, view: ClusterView, costs: CostModel, now_ns: int
+        self, boundary: Boundary, view: Reserves, costs: TableCosts, now_ns: int
     ) -> Mapping[int, Block] | None:
         """Return the reservations that change if the works of some jobs end at this boundary, by job id.
 
@@ -136,7 +139,7 @@ class ReservationGuard:
         return blocks
 
     def review_preload(
-        self, preload: Preload, view: ClusterView, costs: CostModel, now_ns: int
+        self, preload: Preload, view: Reserves, costs: TableCosts, now_ns: int
     ) -> Mapping[int, Block] | None:
         """Return the reservations that change with a load ahead of need, by job id; None if it endangers a promise."""
         if self._known is None:
@@ -144,7 +147,7 @@ class ReservationGuard:
         return self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).plus_preload(preload))
 
     def review_measurement(
-        self, asked: MeasurementAsked, devices: Group, view: ClusterView, costs: CostModel, now_ns: int
+        self, asked: MeasurementAsked, devices: Group, view: Reserves, costs: TableCosts, now_ns: int
     ) -> Mapping[int, Block] | None:
         """Return the reservations that change with a measurement there, by job id; None if it endangers a promise."""
         if self._known is None:
@@ -184,7 +187,7 @@ class ReservationGuard:
 
     # Starting promised jobs.
 
-    def is_due_on_slot(self, start: Start, view: ClusterView, costs: CostModel, now_ns: int) -> bool:
+    def is_due_on_slot(self, start: Start, view: Reserves, costs: TableCosts, now_ns: int) -> bool:
         """Return whether a start on a CPU slot cannot wait any longer, though it leaves no proof.
 
         It is on the slot that is free first, and of the promised job that is due first of all that need a slot. If
@@ -204,7 +207,7 @@ class ReservationGuard:
                 return spare_ns < _SOON_NS
         return False
 
-    def forced(self, view: ClusterView, costs: CostModel, now_ns: int) -> tuple[Start, ...]:
+    def forced(self, view: Reserves, costs: TableCosts, now_ns: int) -> tuple[Start, ...]:
         """Return the next work of each promised job that must start within a millisecond, on its group."""
         known = self._known
         if known is None or all(
@@ -247,7 +250,7 @@ class ReservationGuard:
             if len(held) == len(room):
                 return
 
-    def _next_start(self, job: JobView, cursor: Cursor, group: Group, costs: CostModel) -> Start:
+    def _next_start(self, job: JobView, cursor: Cursor, group: Group, costs: TableCosts) -> Start:
         """Return a start of the next stage of a job, or of a chunk of its steps, on its group."""
         assert cursor.stage is not None
         degree = 1
@@ -259,7 +262,7 @@ class ReservationGuard:
         devices = tuple(sorted(group[:degree]))
         return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=FORCED)
 
-    def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
+    def wake_ns(self, view: Reserves, now_ns: int) -> int | None:
         """Return when to check again if no event occurs, so that no promised job waits forever; None: never.
 
         A job that is due may have to wait for another one, or for a device that hangs: usually an event ends that. So
@@ -285,7 +288,7 @@ def _is_on_slot(job: JobView) -> bool:
     return bool(job.works) and job.works[-1].stage.kind is DeviceKind.CPU
 
 
-def _on_heard(starts: tuple[Start, ...], view: ClusterView) -> tuple[Start, ...]:
+def _on_heard(starts: tuple[Start, ...], view: Reserves) -> tuple[Start, ...]:
     """Return the starts without those of promised jobs on silent devices, unless their reservations are there."""
     if not (silent := view.silent):
         return starts
@@ -302,7 +305,7 @@ def _on_heard(starts: tuple[Start, ...], view: ClusterView) -> tuple[Start, ...]
     return tuple(start for start in kept if dropped.isdisjoint(start.job_ids))
 
 
-def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:
+def _by_job(starts: Sequence[Start], view: Reserves) -> list[tuple[Start, ...]]:
     """Return the starts of each job, of promised jobs first, by deadline. Jobs that share a work are one part."""
     part_of: dict[int, int] = {}
     for start in starts:

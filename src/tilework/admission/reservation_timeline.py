@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tilework.admission.list_schedule import first_slot
 from tilework.admission.loads import moved
-from tilework.core.interfaces import Block, Demand
+from tilework.core.block import Block, Demand
 from tilework.core.pools import Within
 from tilework.core.time import NEVER_NS
 from tilework.core.work import Group

@@ -3,7 +3,7 @@
 Theory of operation. A request with `on_miss: reject` is accepted only if its deadline can be promised. Its remaining
 work then has a *reservation*: a block of device x time with a deadline, and with the devices on which it is to run. The
 first device of its group is taken from start to end, the others only from the first steps to the last, and a CPU slot
-for the stages that run on one (`core.interfaces.Demand`).
+for the stages that run on one (`core.block.Demand`).
 
 *The schedule.* Each device runs its reservations in the order of their deadlines. A reservation begins when its job is
 ready, that is, when its running works have ended, and when each device is free of earlier reservations by the time that
@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 from tilework.admission.effect_tree import Key
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import Chosen, Places, begin_ns, choose_group
-from tilework.core.interfaces import Block, Demand
+from tilework.core.block import Block, Demand
 from tilework.core.pools import Within
 from tilework.core.time import Margin
 

@@ -6,14 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from tilework.admission.contract import Boundary, Reserves
 from tilework.admission.loads import reserve
 from tilework.admission.reservation_timeline import DeviceTimes, Places
+from tilework.core.block import Block
 from tilework.core.component import Component, Memory, num_bytes
 from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import Block, Boundary, CostModel, DeviceView, JobView, Reserves
+from tilework.core.policy import DeviceView, JobView
 from tilework.core.work import Group, Preload, Start
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.buddy_allocator import nodes
 
 
@@ -35,7 +38,7 @@ class WhatIf:
     """
 
     view: Reserves
-    costs: CostModel
+    costs: TableCosts
     now_ns: int
     free_ns: DeviceTimes
     up: dict[int, DeviceView]
@@ -46,7 +49,7 @@ class WhatIf:
     memories: dict[int, Memory] = field(default_factory=dict)
 
     @staticmethod
-    def now(view: Reserves, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
+    def now(view: Reserves, costs: TableCosts, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
         """Return the present state, without starts."""
         up = {device.device_id: device for device in (*view.devices, *view.slots)}
         return WhatIf(
@@ -127,7 +130,7 @@ class WhatIf:
         free_ns = [self.free_ns[device_id] for device_id in start.devices]
         if self.view.needs_loads and start.stage.kind is DeviceKind.ACCELERATOR:
             first = start.drop_order.device
-            beside = self.costs.activation_bytes(start.stage, [job.request for job in jobs], len(start.devices))
+            beside = self.costs.weights.activation_bytes(start.stage, [job.request for job in jobs], len(start.devices))
             loads_ns = [self._load(device_id, start.stage, first, beside) for device_id in start.devices]
             free_ns = [sum(pair) for pair in zip(free_ns, loads_ns, strict=True)]
         end_ns = max([*readies, *free_ns]) + work_ns
@@ -161,9 +164,9 @@ class WhatIf:
 
     def _load(self, device_id: int, stage: Stage, first: Sequence[Component], beside_bytes: int = 0) -> int:
         """Load a stage's components, dropping `first` first; returns the longest time that may take."""
-        change = self.memory(device_id).used(self.costs.components(stage), first, beside_bytes)
+        change = self.memory(device_id).used(self.costs.weights.components(stage), first, beside_bytes)
         self.memories[device_id] = change.memory
-        return self.costs.load_ns(num_bytes(change.loads)) if change.loads else 0
+        return self.costs.weights.load_ns(num_bytes(change.loads)) if change.loads else 0
 
     def _lose_components(self, devices: AbstractSet[int], moved: Collection[int]) -> None:
         """Compute the reservations anew that rely on components of these devices, except those of `moved` jobs."""

@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tilework.admission.admission import Admission
+from tilework.admission.contract import Admitted, EtaPrediction, Promise
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.admission.reservations import SearchBudget
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.expiry import Expiry
 from tilework.core.actions import Accept, Action, Reject, Stop
-from tilework.core.interfaces import Admitted, Block, EtaPrediction, Policy, Promise
+from tilework.core.block import Block
+from tilework.core.policy import Policy
 from tilework.core.request import RefusalCode, Request
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.tabled import UnknownCost

@@ -29,14 +29,15 @@ class Components:
 
     def __init__(self, costs: TableCosts, tracker: Tracker) -> None:
         self._costs = costs
+        self._weights = costs.weights
         self._tracker = tracker
-        self._known = {component.digest: component for component in costs.all_components}
+        self._known = {component.digest: component for component in costs.weights.all}
         self._reads: dict[int, int] = {}  # The node of each read ahead of need.
         self._next_id = 1
 
     def serve(self, part: CostTable) -> list[Action]:
         """Learn what stages of a pipeline need now; the host has read it. Components that nothing needs are dropped."""
-        before = self._costs.all_components
+        before = self._weights.all
         self._costs.serve(part)
         for node in {device.node for device in self._tracker.devices}:
             self._tracker.sources.use(node, part.all_components)
@@ -44,12 +45,12 @@ class Components:
 
     def remove(self, pipeline: str) -> list[Action]:
         """Forget a pipeline, and drop the components that only it needs."""
-        before = self._costs.all_components
+        before = self._weights.all
         self._costs.remove(pipeline)
         return self._changed(before)
 
     def _changed(self, before: Collection[Component]) -> list[Action]:
-        known = self._costs.all_components
+        known = self._weights.all
         self._known = {component.digest: component for component in known}
         gone = set(before).difference(known)
         self._tracker.sources.forget(gone)
@@ -92,7 +93,7 @@ class Components:
             for device_id in start.devices:
                 device = self._tracker.device(device_id)
                 assert device is not None
-                device.await_loads(work_id, self._costs.components(start.stage))
+                device.await_loads(work_id, self._weights.components(start.stage))
                 actions += self._change(device, start.stage, work_id, start.drop_order, beside_bytes)
         return actions
 
@@ -110,12 +111,12 @@ class Components:
         sources = self._tracker.sources
         assert sources.may_read(read.node)
         there = set(at_node(self._tracker, read.node))
-        wanted = tuple(one for one in dict.fromkeys(self._costs.components(read.stage)) if one not in there)
+        wanted = tuple(one for one in dict.fromkeys(self._weights.components(read.stage)) if one not in there)
         if not wanted:
             return ()
         size = num_bytes(wanted)
         read_id = self._next_id
-        end_ns = now_ns + self._costs.load_ns(size, LoadSource.DISK)
+        end_ns = now_ns + self._weights.load_ns(size, LoadSource.DISK)
         forgets = sources.may_forget(read.node, read.forgets)
         sources.begin_read(read.node, HostRead(wanted, forgets, end_ns))
         self._reads[read_id] = read.node
@@ -133,7 +134,7 @@ class Components:
         self, device: Device, stage: Stage, work_id: int, order: DropOrder, beside_bytes: int = 0
     ) -> Sequence[Action]:
         """Return the actions by which a device drops and loads for a stage. It has the components from then on."""
-        change = device.memory.used(self._costs.components(stage), order.device, beside_bytes)
+        change = device.memory.used(self._weights.components(stage), order.device, beside_bytes)
         actions = list[Action]()
         if change.drops:
             actions.append(DropComponents(device.device_id, _digests(change.drops)))
@@ -162,7 +163,7 @@ class Components:
                 components=tuple(components),
                 source=source,
                 forgets=self._tracker.sources.may_forget(device.node, order.host) if source is LoadSource.DISK else (),
-                left_ns=self._costs.load_ns(num_bytes(components), source) + (0 if loads else wait_ns),
+                left_ns=self._weights.load_ns(num_bytes(components), source) + (0 if loads else wait_ns),
                 is_measured=len(read) == len(components),
             )
             loads.append(_action(device, stage, load))
@@ -185,7 +186,7 @@ class Components:
             return
         there = [one for one in load.components if one.digest not in event.dropped]
         is_measured = load.is_measured and not event.dropped
-        if is_measured and self._costs.observe_load(num_bytes(there), load.source, event.run_ns):
+        if is_measured and self._weights.observe(num_bytes(there), load.source, event.run_ns):
             self._tracker.sources.changed()
         self._tracker.sources.use(device.node, there, load.forgets)
 

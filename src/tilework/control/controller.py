@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from tilework.admission.admission import PROMISE_PRICE, Admission
 from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.contract import EtaPrediction
 from tilework.admission.reservation_guard import GuardCounts, ReservationGuard
 from tilework.control.admit import Admit
 from tilework.control.cluster.occupancy import Occupancy, backlog_ns, occupancy
@@ -61,7 +62,7 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.interfaces import EtaPrediction, Policy, RemembersPipelines
+from tilework.core.policy import Policy
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Work
@@ -69,6 +70,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table
 from tilework.policy.registry import DEFAULT_POLICY, check_pools, make_policy
+from tilework.policy.traits import RemembersPipelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ class Controller:
     @property
     def num_jobs(self) -> int:
         """Number of jobs that have not ended."""
-        return self.tracker.num_jobs()
+        return len(self.tracker.jobs)
 
     @property
     def num_waiting(self) -> int:

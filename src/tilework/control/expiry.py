@@ -8,7 +8,7 @@ from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action, UseCache
-from tilework.core.interfaces import CostModel, Policy
+from tilework.core.policy import CostModel, Policy
 from tilework.core.request import Status
 from tilework.cost.demand import fastest
 

@@ -7,7 +7,7 @@ from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
-from tilework.core.interfaces import Policy
+from tilework.core.policy import Policy
 from tilework.core.request import EXACT_NEEDS_MORE
 from tilework.core.work import Work
 from tilework.cost.demand import fits_at, usable_degree

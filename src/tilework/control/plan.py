@@ -13,7 +13,8 @@ from tilework.control.measurements import Measurements
 from tilework.control.recovery import Recovery
 from tilework.control.slots import slot_starts
 from tilework.core.actions import Action, DropState, DropToBestEffort, HoldBack, MoveState, Place, RunWork, Stop, WakeAt
-from tilework.core.interfaces import Block, Policy
+from tilework.core.block import Block
+from tilework.core.policy import Policy
 from tilework.core.request import Status
 from tilework.core.work import Group, Plan, Preload, Start
 from tilework.cost.table_costs import TableCosts
@@ -226,7 +227,7 @@ class Planner:
         actions: list[Action] = []
         # This precedes the moves of states: some models call components when they get a state.
         requests = [self._tracker.jobs[job_id].request for job_id in start.job_ids]
-        beside_bytes = self._costs.activation_bytes(start.stage, requests, len(start.devices))
+        beside_bytes = self._costs.weights.activation_bytes(start.stage, requests, len(start.devices))
         if self._tracker.needs_preparation(start.devices, beside_bytes):
             actions = self._components.prepare(start, self._tracker.next_work_id, beside_bytes)
         actions += [move for job_id in start.job_ids for move in self._moves(job_id, start)]

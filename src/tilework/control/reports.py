@@ -120,7 +120,7 @@ class Reports:
         self._learn(work, jobs, run_ns, now_ns)
         finished = [job for job in jobs if job.done.stage is None]
         for job in finished:
-            self._rule.learn(job, now_ns, self._admit.num_accepted - 1 - job.job_id)
+            self._rule.learn(job.request, job.eta_prediction, now_ns, self._admit.num_accepted - 1 - job.job_id)
         return [action for job in finished for action in self._recovery.end(job, Status.DONE, "")]
 
     def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:

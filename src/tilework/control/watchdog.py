@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.control.cluster.tracker import Tracker
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Work
 

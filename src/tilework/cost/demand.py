@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import CostModel, Demand
+from tilework.core.policy import CostModel
 from tilework.core.request import Request
 from tilework.cost.degrees import EFFICIENT
 

@@ -1,4 +1,4 @@
-"""Time that components take to load, and states to move: bytes over the speed of a source or link.
+"""Time that states take to move: bytes over the speed of a link.
 
 Rejected for links between nodes: probes between all pairs at the start. They measure an idle network, and the first
 fetch says it as well.
@@ -7,9 +7,8 @@ fetch says it as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.progress import Cursor
 from tilework.core.request import Request
@@ -28,51 +27,6 @@ class Link:
 
     def move_ns(self, num_bytes: int) -> int:
         return round((self.seconds + num_bytes / self.bytes_per_s) * NS_PER_S)
-
-
-@dataclass(slots=True)
-class LoadTimes:
-    """The time of loads from each source by its speed, corrected by what was measured: an exponentially weighted mean
-    in which each measurement has the weight `weight`.
-
-    A source without a speed is not used. Without any speed loads take no time.
-    """
-
-    bytes_per_s: Mapping[LoadSource, float]
-    weight: float
-    _factors: dict[LoadSource, float] = field(default_factory=dict, init=False)
-    _quickest: dict[frozenset[LoadSource], LoadSource] = field(default_factory=dict, init=False)
-
-    def ns(self, num_bytes: int, source: LoadSource | None) -> int:
-        """Return how long a load takes; without a source, from the slowest."""
-        if source is None:
-            return max([self.ns(num_bytes, one) for one in self.bytes_per_s], default=0)
-        return round(num_bytes / self.bytes_per_s[source] * self._factors.get(source, 1.0) * NS_PER_S)
-
-    def quickest(self, available: frozenset[LoadSource]) -> LoadSource:
-        """Return the quickest of these sources; DISK if none has a speed."""
-        found = self._quickest.get(available)
-        if found is None:
-            known = [source for source in LoadSource if source in available and source in self.bytes_per_s]
-            found = min(known, key=lambda source: self.ns(1 << 30, source), default=LoadSource.DISK)
-            self._quickest[available] = found
-        return found
-
-    def learn(self, bytes_per_s: Mapping[LoadSource, float]) -> None:
-        """Use these speeds from now on, and keep the corrections."""
-        self.bytes_per_s = bytes_per_s
-        self._quickest.clear()
-
-    def observe(self, num_bytes: int, source: LoadSource, run_ns: int) -> bool:
-        """Learn from a load; returns whether a prediction changes."""
-        speed = self.bytes_per_s.get(source)
-        if speed is None or not num_bytes or run_ns <= 0:
-            return False
-        before = self._factors.get(source)
-        self._quickest.clear()
-        measured = min(_MOST, max(1 / _MOST, run_ns * speed / (num_bytes * NS_PER_S)))
-        after = self._factors[source] = measured if before is None else before + self.weight * (measured - before)
-        return after != (1.0 if before is None else before)
 
 
 @dataclass(slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilework.core.component import Component, LoadSource, num_bytes
+from tilework.core.component import num_bytes
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
@@ -16,13 +15,13 @@ from tilework.core.pools import Pools
 from tilework.core.preview import preview_shape
 from tilework.core.request import MOST_KNOWN, Bounded, Request, RequestClass, Shape, cost_key
 from tilework.core.work import Work
-from tilework.cost.activations import Activations
 from tilework.cost.caching.savings import Saving
 from tilework.cost.corrections import CorrectionKey, Corrections, Deviations
-from tilework.cost.loading import LoadTimes, MeasuredLink, MoveTimes
+from tilework.cost.loading import MeasuredLink, MoveTimes
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.table import CostTable, merged, without
 from tilework.cost.tabled import TabledTimes, UnknownCost
+from tilework.cost.weights import TableWeights
 
 _UNGUIDED = 0.5
 
@@ -44,8 +43,7 @@ class TableCosts:
         self._move_ns = move_ns
         self._max_batch = max_batch
         self.memory_bytes = table.memory_bytes
-        self.host_bytes = table.host_bytes
-        self._loads = LoadTimes(table.load_bytes_per_s, weight)
+        self.weights = TableWeights(table, weight)
         self._measured: dict[tuple[int, int], MeasuredLink] = {}
         self._corrections = Corrections(weight)
         self._prices = Bounded[_Key, _Price]()
@@ -55,31 +53,10 @@ class TableCosts:
 
     def _take(self, table: CostTable) -> None:
         self.table = table
-        self.all_components = table.all_components
         self._moves = MoveTimes(table.rows, table.links, self._move_ns)
-        self._components = {
-            (pipeline, stage.name): tuple(named[name] for name in stage.spec.components if name in named)
-            for pipeline, named in table.components.items()
-            for stage in table.graph(pipeline).stages
-        }
-        self._named: defaultdict[Component, list[tuple[str, str]]] = defaultdict(list)
-        for pipeline, named in table.components.items():
-            for name, one in named.items():
-                self._named[one].append((pipeline, name))
-        for pipeline, loras in table.loras.items():
-            for name, lora in loras.items():
-                if lora.component is not None:
-                    self._named[lora.component].append((pipeline, name))
         self._tabled = TabledTimes(table)
-        self._activations = Activations(table)
         self._rooms = Bounded[_Key, bool]()
         self._starts = Bounded[RequestClass, Cursor]()
-        self.most_bytes = num_bytes(self.all_components) + self._activations.largest
-
-    @property
-    def named_components(self) -> Mapping[Component, Sequence[tuple[str, str]]]:
-        """Pipelines that use each component, each with the component's name there; a LoRA has its own name."""
-        return self._named
 
     def served(self, part: CostTable) -> CostTable:
         """Return the table with the pipelines of another one, in place of its own entries for them.
@@ -92,9 +69,7 @@ class TableCosts:
 
     def serve(self, part: CostTable) -> None:
         """Use the table that `served` returns from now on."""
-        table = self.served(part)
-        self._loads.learn(table.load_bytes_per_s)
-        self._replace(table)
+        self._replace(self.served(part))
 
     def remove(self, pipeline: str) -> None:
         """Stop serving a pipeline. At least one must remain."""
@@ -107,6 +82,7 @@ class TableCosts:
         self._has_changed()
 
     def _replace(self, table: CostTable) -> None:
+        self.weights.use(table)
         self._take(table)
         self._prices.clear()
         self._has_changed()
@@ -144,10 +120,6 @@ class TableCosts:
         return self._price_of(stage, requests, degree).unit_ns * num_steps + self._previews_ns(
             stage, requests, num_steps
         )
-
-    def activation_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
-        """See `CostModel.activation_bytes`, and `Activations` for sizes between rows."""
-        return self._activations.num_bytes(stage, [one.shape for one in requests], degree) if self._activations else 0
 
     def _price_of(self, stage: Stage, requests: Sequence[Request], degree: int) -> _Price:
         if len(requests) == 1:
@@ -295,12 +267,13 @@ class TableCosts:
 
     def _has_room(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> bool:
         """Return whether the weights and activations of a stage fit into a device, as far as the table knows them."""
-        if self.memory_bytes is None or not self._activations:
+        if self.memory_bytes is None or not self.weights.activations:
             return True
         key = stage.name, degree, stage.pipeline, stage.loras, *[(one.height, one.width, one.frames) for one in shapes]
         has_room = self._rooms.get(key)
         if has_room is None:
-            needed = self._activations.num_bytes(stage, shapes, degree) + num_bytes(self.components(stage))
+            activation_bytes = self.weights.activations.num_bytes(stage, shapes, degree)
+            needed = activation_bytes + num_bytes(self.weights.components(stage))
             has_room = self._rooms[key] = needed <= self.memory_bytes
         return has_room
 
@@ -334,30 +307,6 @@ class TableCosts:
         """Learn how long states take from one of these nodes to the other; used if the table does not say it."""
         self._measured.setdefault(nodes, MeasuredLink()).observe(num_bytes, run_ns)
 
-    def components(self, stage: Stage) -> tuple[Component, ...]:
-        """Return the components that a stage and its LoRAs need, as far as the table knows them.
-
-        A work of a cancelled request may end after its model or its LoRA was removed; these are then left out.
-        """
-        components = self._components.get((stage.pipeline, stage.name), ())
-        if not stage.loras:
-            return components
-        known = self.table.loras.get(stage.pipeline, {})
-        used = [known[one.name].component for one in stage.loras if one.name in known]
-        return (*components, *(one for one in used if one is not None))
-
-    def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
-        """Return how long components of this size take to load from a source; None: from the slowest."""
-        return self._loads.ns(num_bytes, source)
-
-    def quickest_source(self, available: frozenset[LoadSource]) -> LoadSource:
-        """Return the source from which loads are quickest, of those that have the components."""
-        return self._loads.quickest(available)
-
-    def observe_load(self, num_bytes: int, source: LoadSource, run_ns: int) -> bool:
-        """Learn from the time of a load; returns whether a prediction of loads changes. Those of works do not."""
-        return self._loads.observe(num_bytes, source, run_ns)
-
     def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Learn from the time of a work.
         A work with previews or additional passes is ignored: its time is not that of its steps alone.
@@ -383,7 +332,7 @@ class TableCosts:
             self._has_changed(requests[0].shape.pixels)
 
     def has_measured(self, stage: Stage, requests: Sequence[Request], degree: int) -> bool:
-        """See `CostModel.has_measured`."""
+        """Return whether such works are predicted by the times of earlier ones, not by a table alone."""
         price = self._price_of(stage, requests, degree)
         return (self._corrections.batch if price.alone else self._corrections.single)(price.key) is not None
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from tilework.core.interfaces import NeedsFuture, Policy
+from tilework.core.policy import Policy
 from tilework.distribution import install_lab_command
 from tilework.entry_points import NotThere, cause_of, declared_places, load_named
+from tilework.policy.traits import NeedsFuture
 
 DEFAULT_POLICY = "tilework"
 ENTRY_POINTS = "tilework.policies"
@@ -61,7 +62,7 @@ def make_policy(name: str) -> Policy:
     if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
         raise UnknownPolicy(
             f"policy {name!r} is a {type(policy).__name__}, which lacks {', '.join(missing)}; "
-            "give a class that has the methods of tilework.core.interfaces.Policy"
+            "give a class that has the methods of tilework.core.policy.Policy"
         )
     return policy  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.itinerary import Itinerary
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.spec import Spec
@@ -146,7 +146,7 @@ def num_leading(itinerary: Itinerary) -> int:
 def _key(itinerary: Itinerary, spec: Spec, costs: CostModel) -> str:
     """Return a digest of all that the stages before the steps read."""
     stages = itinerary.stages[: num_leading(itinerary)]
-    weights = [[component.digest for component in costs.components(stage)] for stage in stages]
+    weights = [[component.digest for component in costs.weights.components(stage)] for stage in stages]
     asked = [(one.name, getattr(spec, one.name)) for one in fields(spec) if one.name not in _NOT_ENCODED]
     digest = hashlib.sha256(repr((stages, weights, asked)).encode())
     for name, pictures in sorted(spec.pictures.items()):

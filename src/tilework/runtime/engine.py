@@ -15,6 +15,7 @@ from functools import partial
 from typing import TextIO
 
 import tilework
+from tilework.admission.contract import EtaPrediction
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import header_line
 from tilework.control.log_state import LogState
@@ -34,7 +35,6 @@ from tilework.core.events import (
     Submitted,
 )
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.interfaces import EtaPrediction, PlacesStages
 from tilework.core.model import ModelInfo, ModelSource, NotServed
 from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.wire.blobs import StateBlob
@@ -45,6 +45,7 @@ from tilework.cost.degrees import alone_ns
 from tilework.cost.table import CostTable
 from tilework.cost.tabled import UnknownCost
 from tilework.policy.registry import check_live
+from tilework.policy.traits import PlacesStages
 from tilework.runtime.control_loop import ControlLoop, Incoming
 from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.event_log.log_file import LogFile
@@ -361,7 +362,7 @@ class Engine:
 
     def _held(self, device_id: int, memory: Memory) -> tuple[HeldComponent, ...]:
         """Return the components of models that an accelerator serves: all of them, if nothing is loaded on demand."""
-        named = self._controller.costs.named_components
+        named = self._controller.costs.weights.named
         pools = self._controller.costs.pools
         if device_id >= self._executor.num_devices:
             return ()
@@ -424,11 +425,11 @@ class Engine:
         needed = set(self._components(model))
         tracker = self._controller.tracker
         nodes = {device.node for device in tracker.devices}
-        return bool(needed) and any(needed <= set(tracker.kept_by_host(node)) for node in nodes)
+        return bool(needed) and any(needed <= set(tracker.sources.kept(node)) for node in nodes)
 
     def _components(self, model: str) -> list[Component]:
         costs = self._controller.costs
-        return [one for stage in costs.graph(model).stages for one in costs.components(stage)]
+        return [one for stage in costs.graph(model).stages for one in costs.weights.components(stage)]
 
     def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
         """Return how long requests for a model take when nothing else runs and weights are loaded; None if not known.
@@ -551,7 +552,7 @@ class Engine:
         is_slot = device_id >= self._executor.num_devices
         kind = DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR
         room = None if is_slot else self._executor.weights_bytes
-        read = tuple(component.digest for component in self._controller.costs.all_components)  # When it started.
+        read = tuple(component.digest for component in self._controller.costs.weights.all)  # When it started.
         there = () if room is not None else read
         self._control.handle(DeviceJoined(device_id, self._executor.node(device_id), kind, there, room, read))
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from tilework.admission.reservation_guard import GuardCounts
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import START_MARGINS, Margins
 from tilework.core.wire.reports import DeviceReading, Ending, KeptStates
 from tilework.core.work import NewPlacement, Work
 from tilework.cost.corrections import Deviations
+from tilework.policy.traits import PlacementStatus
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from tilework.admission.contract import EtaPrediction
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.interfaces import EtaPrediction
 from tilework.core.model import LoraSource, ModelInfo, NewModel, NotServed
 from tilework.core.request import DEFAULT_TERMS, Shape, Terms
 from tilework.core.wire.spec import Spec

@@ -87,12 +87,12 @@ class Cluster:
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
-        self._known = {component.digest: component for component in costs.all_components}
+        self._known = {component.digest: component for component in costs.weights.all}
         self._gone: frozenset[str] = frozenset()  # Digests of components that nothing needs any more.
-        self._read = costs.all_components if config.hosts_have_read else ()
+        self._read = costs.weights.all if config.hosts_have_read else ()
         self._timing = timing
-        self._hosts = Hosts(layout.node, costs.host_bytes, self._read)
-        self.fleet = Fleet(timing, costs.components, self._component, self._hosts)
+        self._hosts = Hosts(layout.node, costs.weights.host_bytes, self._read)
+        self.fleet = Fleet(timing, costs.weights.components, self._component, self._hosts)
         self.runs: list[Run] = []
         self.loads: list[LoadRun] = []
         self.num_reads_ahead = 0
@@ -194,7 +194,7 @@ class Cluster:
             self._known |= {component.digest: component for component in part.all_components}
             for node in range(self._layout.num_nodes):
                 self._hosts.keep(node, part.all_components)
-        served = {component.digest for component in self._controller.costs.all_components}
+        served = {component.digest for component in self._controller.costs.weights.all}
         self._gone = frozenset(self._known.keys() - served)
         for device_id in self._layout.ids:
             if self._layout.kind(device_id) is DeviceKind.CPU:
@@ -449,7 +449,7 @@ class Cluster:
         """Return the components of a device at its start: all if they fit; a CPU slot has all."""
         total_bytes = None if self._layout.kind(device_id) is DeviceKind.CPU else self._costs.table.memory_bytes
         memory = Memory(total_bytes)
-        components = tuple(one for one in self._costs.all_components if one.digest not in self._gone)
+        components = tuple(one for one in self._costs.weights.all if one.digest not in self._gone)
         return Memory(total_bytes, components) if memory.can_hold(components) else memory
 
     def _join(self, device_id: int) -> None:

@@ -99,7 +99,7 @@ class Invariants:
         self._reading: dict[int, int] = {}  # The read ahead of need that has not ended, by node.
         self._ahead: dict[int, dict[int, set[str]]] = {}  # Open loads ahead of need, by device.
         self._joined_after: dict[int, int] = {}  # The last work before each device joined.
-        self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
+        self._sizes = {component.digest: component.num_bytes for component in costs.weights.all}
         self._works: dict[int, Work] = {}
         self._last_work_id = 0
         self._attempts: dict[int, int] = {}
@@ -198,10 +198,10 @@ class Invariants:
                 del self._too_large[one]
         else:
             costs.serve(parse_table(json.loads(event.costs)))
-            self._sizes |= {component.digest: component.num_bytes for component in costs.all_components}
+            self._sizes |= {component.digest: component.num_bytes for component in costs.weights.all}
         for device_id, kind in self._kinds.items():
             if kind is DeviceKind.CPU:  # Such a device has what is served.
-                self._weights[device_id] = {component.digest for component in costs.all_components}
+                self._weights[device_id] = {component.digest for component in costs.weights.all}
         known = self._simulation.controller.costs
         require(known.table == costs.table, f"the controller does not serve what it should after {event}")
         new = set(costs.table.pipelines).difference(before.pipelines)
@@ -245,7 +245,7 @@ class Invariants:
 
     def _end_loads(self, work: Work) -> None:
         """Note that the components of a work are loaded, also if the message that says so was lost."""
-        used = {one.digest for one in self._costs.components(work.stage)}
+        used = {one.digest for one in self._costs.weights.components(work.stage)}
         for device_id in self._up.keys() & set(work.devices):
             loads = self._ahead[device_id]
             self._ahead[device_id] = {number: digests for number, digests in loads.items() if not digests <= used}
@@ -387,7 +387,7 @@ class Invariants:
 
     def _check_what_is_left(self) -> None:
         """Check that no device keeps unneeded weights after a change of models, unless it is about to leave."""
-        known = {component.digest for component in self._costs.all_components}
+        known = {component.digest for component in self._costs.weights.all}
         for device_id in self._up.keys() - self._cordoned:
             left = self._weights[device_id] - known
             require(not left, f"device {device_id} keeps {left}, which nothing needs any more")
@@ -441,9 +441,9 @@ class Invariants:
 
     def _check_components(self, work: Work) -> None:
         """Check that a work runs only where its components are and its activations fit beside all that is there."""
-        needed = {component.digest for component in self._costs.components(work.stage)}
+        needed = {component.digest for component in self._costs.weights.components(work.stage)}
         requests = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
-        beside = 0 if work.sliced else self._costs.activation_bytes(work.stage, requests, len(work.devices))
+        beside = 0 if work.sliced else self._costs.weights.activation_bytes(work.stage, requests, len(work.devices))
         for device_id in work.devices:
             lacking = needed - self._weights[device_id]
             require(not lacking, f"device {device_id} lacks {lacking} for work {work.work_id} of {work.stage}")
@@ -578,7 +578,7 @@ class Invariants:
     def _takes_alone_ns(self, request: Request) -> int:
         """Return the time on one device if others push its weights out before each step."""
         start = self._costs.start(request)
-        loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces)
+        loads_ns = sum(num_steps * load_bound_ns(stage, self._costs.weights) for stage, num_steps in start.pieces)
         return demand_at(request, start, 1, self._costs).run_ns + loads_ns
 
     def _check_leftovers(self) -> None:

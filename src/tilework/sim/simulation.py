@@ -13,12 +13,12 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Finish, Reject, UseCache, WakeAt
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Cancelled, Event, ModelRemoved, ModelServed, Restored, Submitted, Woke
-from tilework.core.interfaces import NeedsFuture
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table
+from tilework.policy.traits import NeedsFuture
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.config import SimConfig

@@ -110,7 +110,7 @@ class TableTimingModel:
         return saving.with_skipped(skipped / sum(one.shape.pixels for one in requests)) / saving.time
 
     def load_ns(self, num_bytes: int, source: LoadSource) -> int:
-        duration_ns = self._costs.load_ns(num_bytes, source)
+        duration_ns = self._costs.weights.load_ns(num_bytes, source)
         return round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter))) if self._jitter else duration_ns
 
     def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:

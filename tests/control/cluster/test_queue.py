@@ -9,7 +9,7 @@ import pytest
 from builders import job, request
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.queue import WaitingQueue
-from tilework.core.interfaces import Demand
+from tilework.core.block import Demand
 
 
 @pytest.mark.parametrize("spread", [10, 10**9])

@@ -25,8 +25,8 @@ from builders import (
 )
 from stages import DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
+from tilework.core.block import Block, Demand
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.demand import Speed

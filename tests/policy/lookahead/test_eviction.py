@@ -11,7 +11,7 @@ import pytest
 
 from builders import shipped, simulate
 from tilework.core.component import Component, LoadSource, Memory
-from tilework.core.interfaces import ClusterView
+from tilework.core.policy import ClusterView
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Start
@@ -22,7 +22,7 @@ TABLE = shipped("gentd26")
 FORGETFUL = replace(TABLE, host_bytes=0)
 """Every load comes from storage."""
 COSTS = TableCosts(TABLE)
-A, B, C, D = (COSTS.components(COSTS.graph(f"gentd26-0{rank}").stages[0])[0] for rank in (1, 2, 3, 4))
+A, B, C, D = (COSTS.weights.components(COSTS.graph(f"gentd26-0{rank}").stages[0])[0] for rank in (1, 2, 3, 4))
 STAGE = COSTS.graph("gentd26-04").stages[0]
 
 
@@ -102,7 +102,11 @@ class View:
     def on_node(self, node: int) -> list[Any]:
         return self.devices
 
-    def kept_by_host(self, node: int) -> tuple[Component, ...]:
+    @property
+    def sources(self) -> View:
+        return self
+
+    def kept(self, node: int) -> tuple[Component, ...]:
         return self.host
 
     def load_ns(self, device_id: int, stage: object) -> int:
@@ -184,7 +188,7 @@ def test_a_node_does_one_load_ahead_at_a_time() -> None:
     view = View([(A,), ()], (A,))
     devices, now = view.devices, eviction(view, rates(*(wanted(1, 5.0 * index) for index in range(40))), 200.0)
     (preload,) = Preloading().best(now, devices, devices[1:])
-    assert (preload.device_id, COSTS.components(preload.stage)) == (1, (A,))
+    assert (preload.device_id, COSTS.weights.components(preload.stage)) == (1, (A,))
     devices[0].is_loading = True
     assert not Preloading().best(now, devices, devices[1:])
 
@@ -200,6 +204,6 @@ def test_speeds_that_are_corrected_change_the_order() -> None:
     """Where reading is as quick as a load from the host, a copy there is worth nothing."""
     costs, view = TableCosts(TABLE), View([(A, B)], (A,))
     for _ in range(60):
-        costs.observe_load(A.num_bytes, LoadSource.DISK, 3 * NS_PER_S)
+        costs.weights.observe(A.num_bytes, LoadSource.DISK, 3 * NS_PER_S)
     order = Eviction(OFTEN, cast(ClusterView, view), costs, ns_from_s(100.0)).order((0,), STAGE)
     assert order.device == (B, A)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from builders import on_time, shipped, simulate
-from tilework.core.interfaces import JobView
+from tilework.core.policy import JobView
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.demand import Speed

@@ -16,7 +16,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Stop
 from tilework.core.component import Memory
 from tilework.core.events import Event
-from tilework.core.interfaces import ClusterView, JobView
+from tilework.core.policy import ClusterView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.demand import Speed

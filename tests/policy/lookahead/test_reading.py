@@ -13,7 +13,7 @@ from builders import shipped, simulate
 from policy.lookahead.test_preloading import COSTS as TABLE
 from policy.lookahead.test_preloading import wanted
 from tilework.core.component import Component, LoadSource, Memory
-from tilework.core.interfaces import ClusterView
+from tilework.core.policy import ClusterView
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
 from tilework.cost.table_costs import TableCosts
@@ -41,7 +41,11 @@ class View:
     def on_node(self, node: int) -> list[Any]:
         return self.devices
 
-    def kept_by_host(self, node: int) -> tuple[Component, ...]:
+    @property
+    def sources(self) -> View:
+        return self
+
+    def kept(self, node: int) -> tuple[Component, ...]:
         return self.host
 
     def may_read(self, node: int) -> bool:
@@ -126,9 +130,7 @@ def test_a_host_reads_nothing_ahead_that_none_of_its_devices_serves() -> None:
     view = SimpleNamespace(
         devices=devices,
         on_node=lambda node: [one for one in devices if one.node == node],
-        kept_by_host=lambda _node: (),
-        may_read=lambda _node: True,
-        unreadable=(),
+        sources=SimpleNamespace(kept=lambda _node: (), may_read=lambda _node: True, unreadable=()),
     )
     eviction = Eviction(learned, cast(ClusterView, view), elsewhere, ns_from_s(100.0))
     assert not Reading().best(eviction, 0, ())

@@ -13,7 +13,7 @@ from builders import request, shipped
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunWork
 from tilework.core.events import Event
-from tilework.core.interfaces import JobView
+from tilework.core.policy import JobView
 from tilework.core.request import Request, Shape, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable

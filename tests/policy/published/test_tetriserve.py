@@ -15,9 +15,9 @@ from builders import flux_requests, on_time, planned, request, shipped, simulate
 from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import RunWork, WakeAt
+from tilework.core.block import Demand
 from tilework.core.events import DeviceJoined, Event, Submitted, Woke, WorkFinished
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import Demand
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.work import Group, Plan, Work

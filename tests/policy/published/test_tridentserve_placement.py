@@ -20,7 +20,6 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.component import Memory
 from tilework.core.events import Event
-from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Plan, Start
@@ -39,6 +38,7 @@ from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.open_devices import OpenDevices
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.policy.toolkit.tasks import TaskReader
+from tilework.policy.traits import PlacementStatus
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
@@ -80,9 +80,11 @@ def assert_resident(seen: Seen, requests: Sequence[Request], table: CostTable) -
         (kind,) = kinds
         roles = PlacementType(kind).roles
         assert role in roles
-        held = {one for stage in graph.stages if role_of(graph, stage) in roles for one in costs.components(stage)}
+        held = {
+            one for stage in graph.stages if role_of(graph, stage) in roles for one in costs.weights.components(stage)
+        }
         num_bytes = sum(one.num_bytes for one in held)
-        num_bytes += costs.activation_bytes(work.stage, (asked,), len(work.devices))
+        num_bytes += costs.weights.activation_bytes(work.stage, (asked,), len(work.devices))
         assert num_bytes <= (table.memory_bytes or 0), f"{work.stage} of {asked.shape} on {kind}"
     assert len(requests) == len(by_job)
 
@@ -381,7 +383,7 @@ def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> Non
     for index, (asked, cursor) in enumerate(((small, costs.start(small)), (large, at_decode), (large, at_decode))):
         tracker.add_job(job(index, replace(asked, uid=str(index)), done=cursor))
     for job_id, device_id in ((0, 0), (0, 0), (1, 1)):
-        stage = tracker.jobs[job_id].stage
+        stage = tracker.jobs[job_id].left.stage
         assert stage is not None
         tracker.commit(Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why="a test"))
     up, profiles = OpenDevices(), Profiles()
@@ -404,7 +406,7 @@ def test_the_monitor_sees_a_request_that_runs_again_after_its_window() -> None:
     reader, monitor = TaskReader({}, costs, 1, 0), Monitor(window_ns=10)
     tasks = [task for one in tracker.waiting() if (task := reader.read(one)) is not None]
     monitor.see(tracker, tasks, 0)
-    stage = tracker.jobs[0].stage
+    stage = tracker.jobs[0].left.stage
     assert stage is not None
     tracker.commit(Start(stage=stage, job_ids=(0,), devices=(0,), num_steps=1, why="a test"))
     assert [one.job_id for one in monitor.running(tracker)] == [0]

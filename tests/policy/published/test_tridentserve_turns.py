@@ -13,7 +13,7 @@ from builders import PIPELINE, job, request, table
 from placements import footprints, nodes_of, staged_table
 from policy.published.tridentserve_runs import serve
 from tilework.core.component import Component
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request, cost_key
 from tilework.cost.table import CostTable, merged
 from tilework.cost.table_costs import TableCosts

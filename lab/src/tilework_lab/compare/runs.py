@@ -18,7 +18,7 @@ from typing import Any, cast
 import tilework
 import tilework_lab
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.interfaces import ClusterView, CostModel, Policy
+from tilework.core.policy import ClusterView, CostModel, Policy
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Plan
 from tilework.cost.table import CostTable

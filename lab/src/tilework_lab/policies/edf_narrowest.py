@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.time import NEVER_NS
 from tilework.core.work import Plan
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.demand import Speed

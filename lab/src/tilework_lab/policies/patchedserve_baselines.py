@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.policy.published.fixed import FixedDegree
 from tilework.policy.toolkit.continuous_batching import BatchChoice, ContinuousBatching, DeviceQueue, first_batch
 from tilework.policy.toolkit.order import ArrivalOrdered, by_urgency

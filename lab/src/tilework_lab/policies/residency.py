@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from tilework.core.block import Demand
 from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan, Start
@@ -229,6 +230,8 @@ class DeadlineBelady(DeadlineLeastRecentlyUsed):
 def _arrivals_ns(requests: Iterable[Request], costs: CostModel) -> dict[Component, list[int]]:
     found: dict[Component, list[int]] = {}
     for request in sorted(requests, key=lambda one: one.arrival_ns):
-        for component in {one for stage in costs.graph(request.pipeline).stages for one in costs.components(stage)}:
+        for component in {
+            one for stage in costs.graph(request.pipeline).stages for one in costs.weights.components(stage)
+        }:
             found.setdefault(component, []).append(request.arrival_ns)
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.admission.contract import EtaPrediction
 from tilework.control.cluster.life import TRANSITIONS, JobEvent, JobState
+from tilework.core.block import Block, Demand
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.progress import Cursor
-from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import Block, Demand, EtaPrediction
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.work import Group, Work
 
@@ -58,8 +59,6 @@ class Job:
     holders: dict[int, int] = field(default_factory=dict)
     committed: Cursor = field(init=False)
     left: Cursor = field(init=False)
-    stage: Stage | None = field(init=False)
-    num_steps_left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._commit()
@@ -83,8 +82,6 @@ class Job:
         is_on_slot = bool(self.works) and self.works[-1].stage.kind is DeviceKind.CPU
         self.committed = cursor
         self.left = cursor.itinerary.at[cursor.itinerary.length] if is_on_slot else cursor.leg
-        self.stage = self.left.stage
-        self.num_steps_left = self.left.num_steps_left
 
     def begin(self, work: Work) -> None:
         """Commit a work to devices."""

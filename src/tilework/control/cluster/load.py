@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.admission.contract import Held
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import Demand, Held
+from tilework.core.block import Demand
 from tilework.core.request import Request
 
 

@@ -9,8 +9,8 @@ from tilework.control.cluster.device import Device
 from tilework.control.cluster.device_set import DeviceSet
 from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import CostModel
 from tilework.core.request import Bounded
+from tilework.core.weights import WeightCosts
 
 _FROM_HOST = frozenset({LoadSource.DISK, LoadSource.HOST})
 
@@ -27,14 +27,14 @@ class HostRead:
 class LoadSources:
     """Components that the host of each node has read, and the quickest source of a component for a device.
 
-    A host keeps `CostModel.host_bytes` of what was read there, and forgets the least recently used components, unless
+    A host keeps `WeightCosts.host_bytes` of what was read there, and forgets the least recently used components, unless
     the policy has named others. A load from its memory is a use. A component larger than that memory is never kept. One
     that is being read ahead of need counts as kept, after a wait. One that reads from the disk will make the host
     forget, before a load that is planned now may have begun, does not count any more.
     """
 
-    def __init__(self, costs: CostModel, devices: DeviceSet) -> None:
-        self._costs = costs
+    def __init__(self, weights: WeightCosts, devices: DeviceSet) -> None:
+        self._weights = weights
         self._devices = devices
         self._hosts: dict[int, Memory] = {}
         self._reads: dict[int, HostRead] = {}
@@ -51,8 +51,8 @@ class LoadSources:
 
         If the host needs room, it forgets `forgets` first. It does not keep components that no pipeline needs any more.
         """
-        host = self._hosts.get(node) or Memory(self._costs.host_bytes)
-        known = self._costs.all_components
+        host = self._hosts.get(node) or Memory(self._weights.host_bytes)
+        known = self._weights.all
         self._hosts[node] = host.with_read([one for one in components if one in known], forgets)
         self.changed(node)
 
@@ -66,7 +66,7 @@ class LoadSources:
 
     def may_read(self, node: int) -> bool:
         """Return whether a host may read now. Not where the disk is as quick: devices would wait for nothing."""
-        is_quicker = self._costs.quickest_source(_FROM_HOST) is not LoadSource.DISK
+        is_quicker = self._weights.quickest_source(_FROM_HOST) is not LoadSource.DISK
         return is_quicker and node not in self._reads
 
     def begin_read(self, node: int, read: HostRead) -> None:
@@ -79,7 +79,7 @@ class LoadSources:
         if is_kept:
             self.use(node, read.components, read.forgets)
         else:
-            self.unreadable.update(one for one in read.components if one in self._costs.all_components)
+            self.unreadable.update(one for one in read.components if one in self._weights.all)
             self.changed(node)
 
     def is_being_read(self, node: int, component: Component) -> bool:
@@ -109,7 +109,7 @@ class LoadSources:
         peers = [one for one in self._devices.on_node(device.node) if one is not device]
         if any(component in peer.memory.components and not peer.lacks_something for peer in peers):
             available.add(LoadSource.PEER)
-        return self._costs.quickest_source(frozenset(available))
+        return self._weights.quickest_source(frozenset(available))
 
     def _will_be_kept(self, node: int, component: Component) -> bool:
         """Return whether a host has a component, and still has it when all that is being read there has been read."""
@@ -132,18 +132,20 @@ class LoadSources:
         planned = {one for load in loads if load.source in HOST_SOURCES for one in load.components}
         return tuple(one for one in order if one not in planned)
 
-    def load_ns(self, device: Device, stage: Stage) -> int:
+    def load_ns(self, device_id: int, stage: Stage) -> int:
         """Return how long a device loads before it can run a stage.
+
         It loads the components that it lacks, from the quickest sources, and ends the loads of them that it has begun.
         """
+        device = self._devices.by_id[device_id]
         known = self._known_ns.setdefault(device.node, Bounded())
-        key = (device.device_id, stage)
+        key = (device_id, stage)
         known_ns = known.get(key)
-        wanted = self._costs.components(stage)
+        wanted = self._weights.components(stage)
         if known_ns is None:
             have = device.memory.components
             lacking = [one for one in dict.fromkeys(wanted) if one not in have]
-            known_ns = sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
+            known_ns = sum([self._weights.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
             known[key] = known_ns
         if device.loads:
             known_ns += device.ahead_ns(wanted)

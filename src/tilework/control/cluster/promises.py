@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from tilework.admission.contract import Held, ReservationChange, ReservationChanges
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import Block, Held, ReservationChange, ReservationChanges
+from tilework.core.block import Block
 
 _NOTHING = Held(0, 0)
 _MOST_KEPT = 4  # Most changes that are kept, beside one for each promised job; then the older half is dropped.

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain, islice
 
+from tilework.admission.contract import Ahead
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import Ahead, CostModel, Demand
+from tilework.core.block import Demand
+from tilework.core.policy import CostModel
 from tilework.core.pools import Within
 from tilework.core.request import Request
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tilework.control.cluster.device import Device, Now
 from tilework.control.cluster.device_set import DeviceSet
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Work

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
+from tilework.admission.contract import Ahead, Boundary, Held, Moment, ReservationChanges, Running
 from tilework.admission.loads import reserve
 from tilework.control.cluster.device import Device, Now
 from tilework.control.cluster.device_set import DeviceSet
@@ -17,23 +18,15 @@ from tilework.control.cluster.queue import WaitingQueue, WaitingQueues
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.control.cluster.stops import StoppedEnd, Stops
-from tilework.core.component import Component, Memory
+from tilework.core.block import Block
+from tilework.core.component import Memory
 from tilework.core.graph.stage import DeviceKind, Stage, StageSpec
-from tilework.core.interfaces import (
-    Ahead,
-    Block,
-    Boundary,
-    CostModel,
-    Held,
-    Moment,
-    Policy,
-    ReservationChanges,
-    Running,
-)
+from tilework.core.policy import Policy
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, START_MARGINS
 from tilework.core.work import Group, Member, Start, Work
+from tilework.cost.table_costs import TableCosts
 
 NO_COMPONENTS = Memory()
 NO_JOB = -1
@@ -63,7 +56,7 @@ class Tracker:
     all lost, even when its job has ended or begun another attempt meanwhile.
     """
 
-    def __init__(self, policy: Policy, costs: CostModel) -> None:
+    def __init__(self, policy: Policy, costs: TableCosts) -> None:
         self.jobs: dict[int, Job] = {}
         self.job_ids: dict[str, int] = {}
         self.works: dict[int, Work] = {}
@@ -72,7 +65,7 @@ class Tracker:
         self._now = Now()
         self._devices = DeviceSet(self._now)
         self.residents = Residents(self._devices)
-        self.sources = LoadSources(costs, self._devices)
+        self.sources = LoadSources(costs.weights, self._devices)
         self._stops = Stops(costs, self._devices, self._now)
         self._waiting = WaitingQueues(costs)
         self.for_slots = WaitingQueue()
@@ -115,20 +108,6 @@ class Tracker:
         """Return the largest number of devices of one pool that are up, of those that serve a pipeline."""
         return self._devices.widest_now(self._costs.pools.within(pipeline))
 
-    def load_ns(self, device_id: int, stage: Stage) -> int:
-        device = self._devices.by_id[device_id]
-        return self.sources.load_ns(device, stage) if self.needs_loads or device.loads else 0
-
-    def kept_by_host(self, node: int) -> Sequence[Component]:
-        return self.sources.kept(node)
-
-    def may_read(self, node: int) -> bool:
-        return self.sources.may_read(node)
-
-    @property
-    def unreadable(self) -> Collection[Component]:
-        return self.sources.unreadable
-
     @property
     def silent(self) -> frozenset[int]:
         nodes = self.silent_nodes
@@ -164,9 +143,6 @@ class Tracker:
 
     def job(self, job_id: int) -> Job | None:
         return None if job_id in self._parked else self.jobs.get(job_id)
-
-    def num_jobs(self) -> int:
-        return len(self.jobs)
 
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self.for_slots)
@@ -295,8 +271,8 @@ class Tracker:
 
     def _check_device(self, device: Device) -> None:
         memory = device.memory
-        wanted = self._costs.all_components
-        has_room = memory.total_bytes is None or self._costs.most_bytes <= memory.total_bytes
+        wanted = self._costs.weights.all
+        has_room = memory.total_bytes is None or self._costs.weights.most_bytes <= memory.total_bytes
         if has_room and memory.has(wanted):
             self._lacking.discard(device.device_id)
         elif wanted:
@@ -544,7 +520,7 @@ class Tracker:
             if device_id in up:
                 device = up[device_id]
                 if device.loads:
-                    device.release_loads(work, self._costs.components, has_run=bool(steps_done))
+                    device.release_loads(work, self._costs.weights.components, has_run=bool(steps_done))
                     self.sources.changed(device.node)
                 device.pop(work)
         jobs = self.members(work)

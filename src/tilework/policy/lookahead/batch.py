@@ -9,7 +9,7 @@ from math import inf
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import JobView
+from tilework.core.policy import JobView
 from tilework.core.request import Shape
 from tilework.core.time import Margin
 from tilework.core.work import Start

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import CostModel, DeviceView, JobView
+from tilework.core.policy import CostModel, DeviceView, JobView
 from tilework.core.work import Group, Start
 from tilework.cost.demand import fastest_degree, optimal_degree
 from tilework.policy.lookahead.batch import Batch
@@ -159,7 +159,7 @@ class Dispatch:
         elif job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
             self.stops.append(job.job_id)
             self._hold(extra)
-        elif job.stage is not None:
+        elif job.left.stage is not None:
             self.starts += self._works(job, forecast, group, max(0, CHUNKS - num_chunks(job)), then)
 
     def _hold(self, width: int) -> None:

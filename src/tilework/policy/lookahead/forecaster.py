@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from tilework.core.interfaces import CostModel, DeviceView, JobView
+from tilework.core.policy import CostModel, DeviceView, JobView
 from tilework.core.work import Work
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs, is_idle
@@ -80,7 +80,7 @@ class Forecaster:
         All of its work is committed, it is on time, and no degree on a node of `num_devices` is faster.
         """
         is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
-        if job.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):
+        if job.left.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):
             return False
         known = self.request_costs.of(job.request, job.left, num_devices, self.costs)
         steps = last_steps(job)
@@ -165,7 +165,7 @@ class Forecaster:
         if job.request.deadline_ns is not None and not job.dropped_to_best_effort:
             budget_ns = job.request.deadline_ns - self.now_ns - known.rest_ns
             for speed in known.speeds:
-                if job.num_steps_left * speed.step_ns <= budget_ns:
+                if job.left.num_steps_left * speed.step_ns <= budget_ns:
                     return speed.degree
         return known.speeds[known.usual].degree
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import ClusterView, DeviceView, JobView
+from tilework.core.policy import ClusterView, DeviceView, JobView
 from tilework.core.pools import Within
 from tilework.core.request import Request
 from tilework.policy.lookahead.arrivals import TightClasses
@@ -149,7 +149,7 @@ class NodeAssignment:
                 return None
             if len(last.devices) > 1 or job.last_devices != last.devices:
                 return None
-            if last_steps(job) is None and job.stage is None:  # It only ends.
+            if last_steps(job) is None and job.left.stage is None:  # It only ends.
                 continue
             if not self.forecaster.runs_to_its_end(job, device, len(devices)):
                 return None
@@ -276,6 +276,6 @@ def _running(devices: Iterable[DeviceView], view: ClusterView) -> Iterable[JobVi
             job = view.job(job_id)
             if job is None or not job.works or work is not job.works[-1] or work.devices != job.last_devices:
                 continue
-            if job.num_steps_left or last_steps(job) is not None:
+            if job.left.num_steps_left or last_steps(job) is not None:
                 jobs[job_id] = job
     return jobs.values()

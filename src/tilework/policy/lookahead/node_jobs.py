@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import DeviceView, JobView
+from tilework.core.policy import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import START_MARGINS, Margins
 from tilework.core.work import Group, Work

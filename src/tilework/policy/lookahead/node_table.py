@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil, inf
 
-from tilework.core.interfaces import ClusterView, DeviceView, JobView
+from tilework.core.policy import ClusterView, DeviceView, JobView
 from tilework.core.pools import Within, may_run
 from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.node_jobs import is_idle

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
+from tilework.core.block import Demand
 from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
@@ -203,7 +204,7 @@ class LookaheadPolicy(DeadlinePolicy):
 
     def _fits_on_each(self, table: NodeTable, costs: CostModel) -> bool:
         """Return whether each device has the memory for the weights of all pipelines that were asked for."""
-        total = num_bytes({one for stage in self._rates.stages for one in costs.components(stage)})
+        total = num_bytes({one for stage in self._rates.stages for one in costs.weights.components(stage)})
         return table.least_bytes is None or table.least_bytes >= total
 
     def _reads(

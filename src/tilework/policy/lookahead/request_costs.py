@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request, RequestClass, StepClass, cost_key, step_key
 from tilework.cost.demand import (
     Speed,

@@ -18,9 +18,10 @@ from typing import NamedTuple
 from tilework.core.component import Component, DropOrder, LoadSource, Memory, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
+from tilework.core.weights import WeightCosts
 from tilework.core.work import Group, Preload, ReadAhead, Start
 from tilework.policy.toolkit.loads import at_node
 
@@ -66,12 +67,12 @@ class ComponentRates:
         self._uids.add(request.uid)
         self.num_requests += 1
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
-        if not costs.all_components:
+        if not costs.weights.all:
             return True
         plain = [one for one in costs.graph(request.pipeline).stages if one.kind is DeviceKind.ACCELERATOR]
         self._note_stages(plain, costs)
         stages = [one for one, _ in costs.start(request).pieces if one.kind is DeviceKind.ACCELERATOR]
-        for component in {one: None for stage in stages for one in costs.components(stage)}:
+        for component in {one: None for stage in stages for one in costs.weights.components(stage)}:
             before = self._decayed(self._asked.pop(component, _Asked(now_ns, 0.0, 0.0)), now_ns)
             self._asked[component] = _Asked(now_ns, before.recent + 1, before.usual + 1)
         if len(self._asked) > _MOST_KNOWN:
@@ -80,7 +81,7 @@ class ComponentRates:
 
     def _note_stages(self, stages: Iterable[Stage], costs: CostModel) -> None:
         for stage in stages:
-            if costs.components(stage):
+            if costs.weights.components(stage):
                 self.stages.pop(stage, None)
                 self.stages[stage] = None
         while len(self.stages) > _MOST_KNOWN:
@@ -89,7 +90,7 @@ class ComponentRates:
     def forget(self, pipeline: str, costs: CostModel) -> None:
         """Drop the stages of a pipeline, and the components that no other needs."""
         self.stages = {stage: None for stage in self.stages if stage.pipeline != pipeline}
-        needed = set(costs.all_components)
+        needed = set(costs.weights.all)
         self._asked = {one: asked for one, asked in self._asked.items() if one in needed}
 
     def per_s(self, component: Component, now_ns: int) -> float:
@@ -153,7 +154,7 @@ class Eviction:
             for start in starts
             if start.stage.kind is DeviceKind.ACCELERATOR
             for device_id in start.devices
-            if self.view.load_ns(device_id, start.stage)
+            if self.view.sources.load_ns(device_id, start.stage)
         }
         for start in starts if loading else ():
             if start.devices not in orders and not loading.isdisjoint(start.devices):
@@ -166,7 +167,7 @@ class Eviction:
         Its host may forget what its devices are reading by the time when it must make room.
         """
         devices = {device.device_id: device.memory for device in self.view.on_node(node)}
-        return Holdings(devices, Memory(self.costs.host_bytes, tuple(self.view.kept_by_host(node))))
+        return Holdings(devices, Memory(self.costs.weights.host_bytes, tuple(self.view.sources.kept(node))))
 
     def order(self, group: Group, stage: Stage, starts: Sequence[Start] = ()) -> DropOrder:
         """Return what these devices of one node, and its host, drop first where they load what they lack of a stage."""
@@ -177,7 +178,7 @@ class Eviction:
         without = {one: max(0, before.copies(one) - len(group)) for one in components}
         losses = {one: self._loss(one, without[one], one in before.host.components) for one in components}
         first = tuple(sorted(components, key=lambda one: (one in needed, losses[one])))
-        after = before.after(group, self.costs.components(stage), DropOrder(first))
+        after = before.after(group, self.costs.weights.components(stage), DropOrder(first))
         return DropOrder(first, self.host_order(here[0].node, after))
 
     def host_order(self, node: int, holdings: Holdings) -> tuple[Component, ...]:
@@ -191,7 +192,8 @@ class Eviction:
 
     def _miss_ns(self, component: Component, num_copies: int, is_on_host: bool) -> float:
         sources = (_ON_HOST if is_on_host else _ON_DISK) | ({LoadSource.PEER} if num_copies else set())
-        load_ns = self.costs.load_ns(component.num_bytes, self.costs.quickest_source(frozenset(sources)))
+        weights = self.costs.weights
+        load_ns = weights.load_ns(component.num_bytes, weights.quickest_source(frozenset(sources)))
         return self.rates.per_s(component, self.now_ns) * load_ns * _BY_COPY**num_copies
 
     def _loss(self, component: Component, num_copies: int, is_on_host: bool) -> float:
@@ -214,12 +216,12 @@ class Eviction:
             if job.promised is not None and not ids.isdisjoint(job.promised.devices)
         }
         jobs = (job for job_id in sorted(job_ids) if (job := self.view.job(job_id)) is not None)
-        return {component for job in jobs for component in _wanted(job.left, self.costs)}
+        return {component for job in jobs for component in _wanted(job.left, self.costs.weights)}
 
 
-def _wanted(left: Cursor, costs: CostModel) -> Iterable[Component]:
+def _wanted(left: Cursor, weights: WeightCosts) -> Iterable[Component]:
     stages = [stage for stage, _ in left.pieces if stage.kind is DeviceKind.ACCELERATOR]
-    return [component for stage in stages for component in costs.components(stage)]
+    return [component for stage in stages for component in weights.components(stage)]
 
 
 _LOAD_PAYBACK_S = 600.0  # A load must save more time than it takes within this time.
@@ -275,21 +277,21 @@ def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[St
     rates = eviction.rates
     pools = eviction.costs.pools
     served = (one for one in rates.stages if any(pools.serves(each.device_id, one.pipeline) for each in devices))
-    needed = {stage: wanted for stage in served if (wanted := eviction.costs.components(stage))}
+    needed = {stage: wanted for stage in served if (wanted := eviction.costs.weights.components(stage))}
     rarest = {stage: min(rates.per_s(one, eviction.now_ns) for one in wanted) for stage, wanted in needed.items()}
     return sorted(rarest, key=lambda stage: -rarest[stage])
 
 
 def _loads(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, Preload | None]]:
     """Yield loads of a device, each with what it saves within its payback time, over the time that it takes."""
-    costs = eviction.costs
+    weights = eviction.costs.weights
     before = eviction.holdings(device.node)
     group = (device.device_id,)
     num_devices = len(eviction.view.devices)
-    lacking = (stage for stage in asked if not device.memory.has(costs.components(stage)))
+    lacking = (stage for stage in asked if not device.memory.has(weights.components(stage)))
     for stage in islice(lacking, _MOST_TRIED):
-        wanted = costs.components(stage)
-        load_ns = eviction.view.load_ns(device.device_id, stage)
+        wanted = weights.components(stage)
+        load_ns = eviction.view.sources.load_ns(device.device_id, stage)
         is_on_host = all(one in before.host.components or one in device.memory.components for one in wanted)
         if load_ns and is_on_host and device.memory.can_hold(wanted):
             order = eviction.order(group, stage)
@@ -318,7 +320,7 @@ class Reading:
 
     def best(self, eviction: Eviction, node: int, waiting: Sequence[JobView]) -> list[ReadAhead]:
         """Return the next read of a host, if it can read now; `waiting` are the jobs that wait on its node."""
-        if not eviction.view.may_read(node):
+        if not eviction.view.sources.may_read(node):
             return []
         holdings = eviction.holdings(node)
         state: _State = (
@@ -345,7 +347,7 @@ def _for_waiting(eviction: Eviction, node: int, holdings: Holdings, waiting: Ite
                 forgotten = set(holdings.host.components).difference(after.components)
                 fits = all(one in after.components for one in lacking)
                 return [ReadAhead(node=node, stage=stage, forgets=order)] if fits and not forgotten & needed else []
-            needed.update(eviction.costs.components(stage))
+            needed.update(eviction.costs.weights.components(stage))
     return []
 
 
@@ -365,12 +367,12 @@ def _reads(eviction: Eviction, node: int, holdings: Holdings) -> Iterator[tuple[
         after = replace(holdings, host=holdings.host.with_read(lacking, order))
         changed = sorted({*holdings.host.components, *lacking})
         saved_ns = sum(eviction.miss_ns(one, holdings) - eviction.miss_ns(one, after) for one in changed)
-        read_ns = eviction.costs.load_ns(num_bytes(lacking), LoadSource.DISK)
+        read_ns = eviction.costs.weights.load_ns(num_bytes(lacking), LoadSource.DISK)
         yield _READ_PAYBACK_S * saved_ns / max(1, read_ns), ReadAhead(node=node, stage=stage, forgets=order)
 
 
 def _lacking(eviction: Eviction, holdings: Holdings, stage: Stage) -> list[Component]:
     """Return the components of a stage that neither host nor devices of the node have; none if one cannot be read."""
     there = holdings.host.components
-    lacking = [one for one in eviction.costs.components(stage) if one not in there and not holdings.copies(one)]
-    return [] if any(one in eviction.view.unreadable for one in lacking) else lacking
+    lacking = [one for one in eviction.costs.weights.components(stage) if one not in there and not holdings.copies(one)]
+    return [] if any(one in eviction.view.sources.unreadable for one in lacking) else lacking

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from tilework.core.interfaces import JobView
+from tilework.core.policy import JobView
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.step_sharing import ServiceOrder, StepSharing

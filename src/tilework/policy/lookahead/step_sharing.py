@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from tilework.core.interfaces import DeviceView, JobView
+from tilework.core.policy import DeviceView, JobView
 from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
@@ -129,7 +129,7 @@ class StepSharing:
             staying = [job for job in here if not job.is_stopping]
             gathered.update(job.job_id for job in staying)
             margin = node.margins.guard
-            staged = [job for job in staying if job.stage is not None]
+            staged = [job for job in staying if job.left.stage is not None]
             members = [Member.of(job, by_id[job.job_id], margin, node.now_ns) for job in staged]
             whole = Batch(tuple(members), device.free_ns, node.step_time, self._num_behind)
             batch = _without_unfit(whole).trimmed()
@@ -164,7 +164,7 @@ class StepSharing:
         if not forecast.shares or forecast.claim is not claim or forecast in self.batches:
             return False
         job = self.node.jobs.get(forecast.job_id)
-        return job is not None and not job.works and bool(job.num_steps_left)
+        return job is not None and not job.works and bool(job.left.num_steps_left)
 
     def awaits_steps(self, forecast: JobForecast) -> bool:
         """Return whether its next steps are to be committed now; a later plan decides on the others."""
@@ -240,7 +240,7 @@ class StepSharing:
         if batch is not None:
             return batch if all(member.job.may_share for member in batch.members) else None
         job = self.node.jobs.get(host.job_id)
-        if job is None or not host.shares or job.is_stopping or not job.num_steps_left:
+        if job is None or not host.shares or job.is_stopping or not job.left.num_steps_left:
             return None
         if job.job_id in self.node.leaving or (job.works and len(group_of(job)) > 1):
             return None

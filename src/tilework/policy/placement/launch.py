@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request
 from tilework.core.work import Group, Start
 from tilework.cost.demand import optimal_degree
@@ -29,7 +29,7 @@ def optimal_batch(stage: Stage, request: Request, costs: CostModel, room_bytes: 
         twice = (request,) * (2 * size)
         if not costs.fits_together(stage, [one.shape for one in twice]):
             break
-        if costs.activation_bytes(stage, twice, 1) > room_bytes:
+        if costs.weights.activation_bytes(stage, twice, 1) > room_bytes:
             break
         if costs.work_ns(stage, twice, 1) >= _MOST_GROWTH * costs.work_ns(stage, twice[:size], 1):
             break

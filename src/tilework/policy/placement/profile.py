@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Piece
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request
 from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.demand import ClassDemand
@@ -41,7 +41,7 @@ def pieces_by_role(request: Request, costs: CostModel) -> Mapping[Role, Sequence
 
 def weight_bytes(stages: Iterable[Stage], costs: CostModel) -> int:
     """Return the bytes of the components of these stages, LoRAs included, each counted once."""
-    return num_bytes({one for stage in stages for one in costs.components(stage)})
+    return num_bytes({one for stage in stages for one in costs.weights.components(stage)})
 
 
 def footprint(request: Request, costs: CostModel, usable_bytes: int) -> Footprint:
@@ -55,7 +55,7 @@ def footprint(request: Request, costs: CostModel, usable_bytes: int) -> Footprin
         weights={role: weight_bytes(some, costs) for role, some in stages.items()},
         activations={
             role: {
-                degree: max(costs.activation_bytes(stage, (request,), degree) for stage in some)
+                degree: max(costs.weights.activation_bytes(stage, (request,), degree) for stage in some)
                 for degree in _known_degrees(some, request, costs)
             }
             for role, some in stages.items()
@@ -172,7 +172,7 @@ def _activations(
         degrees = sorted(degree for degree in known if degree == 1 or not request.exact)
     return {
         degree: max(
-            costs.activation_bytes(stage, (request,), _degree_of(stage, degree, request, costs))
+            costs.weights.activation_bytes(stage, (request,), _degree_of(stage, degree, request, costs))
             + (weight_bytes((stage,), costs) if with_weights else 0)
             for stage, _ in pieces
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Plan

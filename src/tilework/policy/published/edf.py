@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, s_from_ns
 from tilework.core.work import Plan
@@ -42,7 +43,7 @@ class EarliestDeadlineFirst(DeadlineOrdered):
         jobs = list(jobs_at_hand(view, WORKS_PER_DEVICE * len(view.devices)))
         if not jobs:
             return Plan()
-        if late := late_jobs([(job, now_ns + job.demand.run_ns) for job in jobs if job.stage is not None]):
+        if late := late_jobs([(job, now_ns + job.demand.run_ns) for job in jobs if job.left.stage is not None]):
             return Plan(dropped_to_best_effort=late)
         waiting = iter(view.waiting())
         head = next(waiting, None)

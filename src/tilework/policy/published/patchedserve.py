@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import CostModel, JobView
+from tilework.core.policy import CostModel, JobView
 from tilework.core.request import Request
 from tilework.cost.demand import demand_at
 from tilework.policy.toolkit.continuous_batching import (

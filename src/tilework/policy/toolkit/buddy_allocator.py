@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from tilework.core.interfaces import DeviceView
+from tilework.core.policy import DeviceView
 from tilework.core.work import Group
 
 

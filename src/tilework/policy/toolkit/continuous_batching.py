@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Start
@@ -40,8 +41,9 @@ class DeviceQueue:
 
     def take_ended(self) -> list[JobView]:
         """Take out the jobs that have made all their steps; after the loss of their device they wait on another."""
-        ended = [job for job in self.jobs if not job.num_steps_left]
-        self.begun, self.waiting = ([job for job in jobs if job.num_steps_left] for jobs in (self.begun, self.waiting))
+        ended = [job for job in self.jobs if not job.left.num_steps_left]
+        self.begun = [job for job in self.begun if job.left.num_steps_left]
+        self.waiting = [job for job in self.waiting if job.left.num_steps_left]
         return ended
 
 
@@ -104,7 +106,7 @@ class ContinuousBatching(ABC):
         new: list[JobView] = []
         former, self._device_of = self._device_of, {}
         for job in sorted(jobs_at_hand(view, None), key=by_urgency):
-            if job.stage is None or job.is_stopping:
+            if job.left.stage is None or job.is_stopping:
                 continue
             if job.last_devices and job.last_devices[0] in queues:
                 queues[job.last_devices[0]].add(job, has_begun=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView
+from tilework.core.policy import ClusterView, CostModel, DeviceView
 from tilework.core.work import Group, Plan, Start
 from tilework.cost.demand import Speed
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.work import Group, Plan, Start, Work
 from tilework.cost.demand import usable_degree
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
@@ -134,7 +134,7 @@ class LanePlan:
         if job is None:
             return None
         cursor = self._cursors.get(job.job_id)
-        return job if (job.stage if cursor is None else cursor.stage) is not None else None
+        return job if (job.left.stage if cursor is None else cursor.stage) is not None else None
 
     def _committed_tail(self, lane: Lane) -> JobView | None:
         tail: Work | None = None

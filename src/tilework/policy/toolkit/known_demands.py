@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import CostModel, Demand
+from tilework.core.policy import CostModel
 from tilework.core.request import Bounded, Key, Request, RequestClass, Value, cost_key
 from tilework.cost.demand import demands_at, quickest
 

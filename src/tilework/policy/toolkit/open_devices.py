@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import compress
 from operator import attrgetter, ne
 
-from tilework.core.interfaces import DeviceView
+from tilework.core.policy import DeviceView
 from tilework.core.time import NS_PER_MS
 
 _num_changes = attrgetter("num_changes")

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.demand import fitting_degrees

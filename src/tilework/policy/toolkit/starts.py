@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import Demand, JobView
+from tilework.core.policy import JobView
 from tilework.core.time import s_from_ns
 from tilework.core.work import Group, Start
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import Group, Start
 from tilework.cost.demand import Speed, head_and_tail_ns, step_speeds

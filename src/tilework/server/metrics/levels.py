@@ -11,11 +11,11 @@ from prometheus_client.registry import Collector
 
 import tilework
 from tilework.admission.reservation_guard import GuardCounts
-from tilework.core.interfaces import PlacementStatus
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
 from tilework.core.wire.reports import KeptStates
 from tilework.cost.corrections import Deviations
+from tilework.policy.traits import PlacementStatus
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics import families

@@ -16,7 +16,7 @@ from functools import partial
 from math import fsum, inf
 
 from tilework.control.controller import Controller
-from tilework.core.interfaces import Policy
+from tilework.core.policy import Policy
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.table import CostTable

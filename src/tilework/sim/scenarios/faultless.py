@@ -141,6 +141,6 @@ def _with_deadlines(made: Scenario, random: Random) -> Scenario:
 def _takes(request: Request, costs: TableCosts) -> tuple[int, int]:
     """Return the times of a request alone, in ns: the shortest latency, with all loads, and the least device time."""
     start = costs.start(request)
-    loads_ns = sum(load_bound_ns(stage, costs) for stage, _ in start.pieces)
+    loads_ns = sum(load_bound_ns(stage, costs.weights) for stage, _ in start.pieces)
     demands = [demand_at(request, start, degree, costs) for degree in step_degrees(request, costs)]
     return loads_ns + min(one.run_ns for one in demands), min(one.device_ns for one in demands)

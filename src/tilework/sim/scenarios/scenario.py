@@ -10,13 +10,13 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.component import Component
 from tilework.core.graph.graph import Graph
-from tilework.core.interfaces import NeedsFuture
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.policy.registry import SHIPPED, keeps_pools, make_policy
+from tilework.policy.traits import NeedsFuture
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
 from tilework.sim.models.catalog import TimedChange

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Group, Plan

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import Group, NewPlacement, Plan, Start
 from tilework.cost.demand import shaped, usable_degree
@@ -265,8 +266,8 @@ class TridentBaseline(ArrivalOrdered):
         if known is None or known[0] != position:
             if len(self._jobs) >= _MOST_ROUTES + 2 * self._num_waiting:  # Most of them are of jobs that have ended.
                 self._jobs.clear()
-            assert job.stage is not None, f"job {job.job_id} waits for no stage"
-            role = role_of(costs.graph(job.request.pipeline), job.stage)
+            assert job.left.stage is not None, f"job {job.job_id} waits for no stage"
+            role = role_of(costs.graph(job.request.pipeline), job.left.stage)
             assert role is not None, f"job {job.job_id} waits for a CPU slot"
             known = self._jobs[job.job_id] = position, self._route(job.request, role, costs)
         return known[1]

@@ -8,7 +8,7 @@ from functools import partial
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.cost.demand import optimal_degree
 from tilework.policy.placement.launch import Launch

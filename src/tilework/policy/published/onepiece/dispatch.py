@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilework.core.block import Demand
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView, PlacementStatus
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import Request
 from tilework.core.work import Group, Plan, Start
 from tilework.cost.demand import demand_at
@@ -28,6 +29,7 @@ from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Mode, Traffic, narrowed
 from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework.policy.toolkit.starts import devices_text
+from tilework.policy.traits import PlacementStatus
 
 _SPARE_HOPS = 1024
 
@@ -118,8 +120,8 @@ class OnePieceDispatch(ArrivalOrdered):
         return new
 
     def _service_of(self, job: JobView, costs: CostModel) -> Service:
-        assert job.stage is not None, f"job {job.job_id} waits for no stage"
-        role = role_of(costs.graph(job.request.pipeline), job.stage)
+        assert job.left.stage is not None, f"job {job.job_id} waits for no stage"
+        role = role_of(costs.graph(job.request.pipeline), job.left.stage)
         assert role is not None, f"job {job.job_id} waits for a CPU slot"
         self._traffic.services.note(job.request.pipeline, costs)
         return self._traffic.services.of(job.request.pipeline, role)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import CostModel, DeviceView, PlacementStatus
+from tilework.core.policy import CostModel, DeviceView
 from tilework.core.request import Request
 from tilework.core.work import Group, NewPlacement
 from tilework.policy.placement.utilisation import Use, UtilisationRule, proportional
@@ -29,6 +29,7 @@ from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.fixed_groups import LaneDivision
 from tilework.policy.toolkit.starts import devices_text
+from tilework.policy.traits import PlacementStatus
 
 Divide = Callable[[Mapping[Service, float], int], Mapping[Service, int]]
 """Division of a number of instances among services, by the device time that the traffic takes of each."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from tilework.core.actions import Reject
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.policy.placement.roles import Role, role_of
 
 
@@ -54,7 +54,7 @@ class Services:
         found: dict[Role, set[str]] = {}
         for stage in graph.stages:
             if (role := role_of(graph, stage)) is not None:
-                found.setdefault(role, set()).update(one.digest for one in costs.components(stage))
+                found.setdefault(role, set()).update(one.digest for one in costs.weights.components(stage))
         self._own[pipeline] = {role: self._service(role, tuple(sorted(own)), pipeline) for role, own in found.items()}
         self._divide()
 

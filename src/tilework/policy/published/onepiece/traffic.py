@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.cost.demand import optimal_degree, step_degrees, usable_degree
 from tilework.cost.tabled import UnknownCost

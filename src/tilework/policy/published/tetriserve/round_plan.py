@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.core.work import Group, Start

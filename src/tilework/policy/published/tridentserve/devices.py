@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import DeviceView
+from tilework.core.policy import DeviceView
 from tilework.core.work import Group
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.published.tridentserve.layout import Layout, Pool

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Shape
 from tilework.core.work import Group, Start
 from tilework.cost.demand import optimal_degree

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import apportioned
 from tilework.policy.placement.demand import By, ClassDemand, Mix, grouped, mix_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.work import Group
 from tilework.policy.placement.feasible import FitsAt
 from tilework.policy.placement.placement import Nodes, Placement
@@ -137,7 +137,7 @@ def _strangers(pool: Pool, pipelines: Iterable[str], costs: CostModel) -> tuple[
         for stage in graph.stages:
             is_own = pipeline == pool.part and role_of(graph, stage) in pool.kind.roles
             if is_own:
-                wanted.update(costs.components(stage))
+                wanted.update(costs.weights.components(stage))
             else:
-                others.update(dict.fromkeys(costs.components(stage)))
+                others.update(dict.fromkeys(costs.weights.components(stage)))
     return tuple(one for one in others if one not in wanted)

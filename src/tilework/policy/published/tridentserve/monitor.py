@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tilework.core.interfaces import ClusterView, CostModel, JobView
+from tilework.core.policy import ClusterView, CostModel, JobView
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.cost.tabled import UnknownCost

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView, PlacementStatus
+from tilework.core.policy import ClusterView, CostModel, DeviceView
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import NewPlacement
 from tilework.policy.placement.demand import By
@@ -35,6 +35,7 @@ from tilework.policy.published.tridentserve.monitor import Monitor
 from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.order import by_urgency
 from tilework.policy.toolkit.tasks import Task
+from tilework.policy.traits import PlacementStatus
 
 _FIRST_REQUESTS = 32
 _FIRST_PER_WINDOW = 4

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tilework.core.interfaces import ClusterView, CostModel, PlacementStatus
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
@@ -32,6 +32,7 @@ from tilework.policy.toolkit.degrees import efficient_speeds
 from tilework.policy.toolkit.open_devices import OpenDevices
 from tilework.policy.toolkit.order import DeadlinePolicy, by_urgency, late_jobs
 from tilework.policy.toolkit.tasks import Task, TaskPrices, TaskReader
+from tilework.policy.traits import PlacementStatus
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import CostModel
+from tilework.core.policy import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import PIXELS_PER_TOKEN
 from tilework.cost.demand import Speed, optimal_degree, worthwhile
@@ -195,7 +195,7 @@ class Ways:
         """Yield stages of one role before or after the steps: on primaries that hold it, no wider than they can use."""
         request = task.job.request
         graph = self._costs.graph(request.pipeline)
-        stage = task.job.stage
+        stage = task.job.left.stage
         role = None if stage is None else role_of(graph, stage)
         if role is None:
             return
