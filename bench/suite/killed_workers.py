@@ -85,7 +85,7 @@ class KillingDriver(Observer):
         return self.num_losses == len(self.kills) and health.num_devices_up == health.num_devices
 
     def kill(self, device_id: int) -> None:
-        pid = self._executor.pid(device_id)
+        pid = self._executor.pids.get(str(device_id))
         assert pid is not None, f"worker {device_id} is not up"
         self.kills.append(Kill(device_id=device_id, at_s=self._now_s()))
         os.kill(pid, signal.SIGKILL)

@@ -77,7 +77,7 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeExecu
         made.append(FakeExecutor(config))
         return made[-1]
 
-    monkeypatch.setattr("tilework.runtime.cell_executor.local_executor", make)
+    monkeypatch.setattr("tilework.runtime.local_executor.LocalExecutor", make)
     monkeypatch.setattr(
         "tilework.pipelines.model_index.read_model_index", lambda path, adapter, in_files: None
     )  # Models are made up.

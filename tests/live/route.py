@@ -138,7 +138,7 @@ class Rig:
         return self.engine.health().num_devices_up == NUM_WORKERS and not self.executor.alone
 
     def kill(self, device_id: int) -> None:
-        pid = self.executor.pid(device_id)
+        pid = self.executor.pids.get(str(device_id))
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 

@@ -25,7 +25,6 @@ from tilework.core.request import Shape, Status
 from tilework.core.wire.commands import Calibrate, EnterNode
 from tilework.core.work import Group
 from tilework.pipelines.model_index import shipped_directory
-from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.links import communicator
@@ -88,23 +87,23 @@ class OneDeaf(LocalExecutor):
 
     is_mended = False
 
-    def send(self, device_id: int, outgoing: Outgoing) -> None:
-        if isinstance(outgoing, EnterNode) and device_id == BROKEN and not self.is_mended:
+    def _send(self, worker_id: int, outgoing: Outgoing) -> None:
+        if isinstance(outgoing, EnterNode) and worker_id == BROKEN and not self.is_mended:
             meeting = Path(self._rendezvous.address) / str(outgoing.node.group_id)
             meeting.mkdir(exist_ok=True)
             for come in (BROKEN, ABSENT):  # So that all of both meetings have come, and none can connect.
                 (meeting / f"device-{come}").touch()
             outgoing = EnterNode(replace(outgoing.node, devices=(BROKEN, ABSENT)))
-        super().send(device_id, outgoing)
+        super()._send(worker_id, outgoing)
 
 
 def stop(executor: LocalExecutor, device_id: int, number: signal.Signals) -> None:
-    pid = executor.pid(device_id)
+    pid = executor.pids.get(str(device_id))
     assert pid is not None
     os.kill(pid, number)
 
 
-async def restarted(executor: CellExecutor | LocalExecutor) -> None:
+async def restarted(executor: LocalExecutor) -> None:
     """Until the only worker, or cell, is lost and up again."""
     await until(lambda: not executor.devices_up)
     await until(lambda: bool(executor.devices_up))
@@ -241,9 +240,9 @@ def test_a_model_that_cannot_run_is_left_out_and_workers_forget_it(caplog: pytes
             assert refused.is_first
             assert refused.reason.startswith("64x-64 cannot run here (")
             assert await draws(engine, "first") == {1}
-            pid = executor.pid(0)
+            pid = executor.pids.get("0")
             executor.kill(0, "a test")
-            await until(lambda: executor.pid(0) not in (None, pid) and bool(executor.devices_up))
+            await until(lambda: executor.pids.get("0") not in (None, pid) and bool(executor.devices_up))
             assert [one.name for one in executor._started_with[0]] == ["good"]  # type: ignore[union-attr]
             assert await draws(engine, "second") == {1}
         finally:
@@ -277,7 +276,7 @@ def test_a_model_that_cannot_be_loaded_is_left_out(options: dict[str, Any], dama
     """With its weights on demand, too, and when its worker has been replaced."""
 
     async def start() -> None:
-        executor = local_executor(LocalConfig(sources=(damaged, SHAPES), stop_grace_s=0.5, **options))
+        executor = LocalExecutor(LocalConfig(sources=(damaged, SHAPES), stop_grace_s=0.5, **options))
         engine = Engine(EngineConfig(), executor)
         try:
             await engine.start()
@@ -306,7 +305,7 @@ def test_a_worker_of_which_no_model_can_be_loaded_waits_for_others(damaged: Mode
             replace(SHAPES, devices=(1,)),
             replace(damaged, name="b", devices=(1,)),
         )
-        engine = Engine(EngineConfig(), local_executor(LocalConfig(num_workers=2, sources=sources, stop_grace_s=0.5)))
+        engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=2, sources=sources, stop_grace_s=0.5)))
         try:
             await engine.start()
             assert list(engine.models) == ["shapes"]
@@ -321,7 +320,7 @@ def test_a_worker_of_which_no_model_can_be_loaded_waits_for_others(damaged: Mode
 def test_a_start_with_no_model_that_can_be_loaded_names_all(damaged: ModelSource) -> None:
     async def start(*sources: ModelSource) -> str:
         with pytest.raises(WorkerStartFailed) as caught:
-            await local_executor(LocalConfig(num_workers=1, sources=sources, stop_grace_s=0.5)).start(Listener())
+            await LocalExecutor(LocalConfig(num_workers=1, sources=sources, stop_grace_s=0.5)).start(Listener())
         return str(caught.value)
 
     assert asyncio.run(start(damaged)).startswith("house cannot be loaded: ")

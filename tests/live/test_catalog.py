@@ -274,7 +274,7 @@ def test_a_worker_that_is_lost_while_a_model_is_measured_costs_that_model_alone(
         async def scenario() -> np.ndarray:
             adding = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True))
             await until(lambda: rig.engine._dispatcher.turns.devices)
-            os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
+            os.kill(rig.executor.pids.get("0") or 0, signal.SIGKILL)
             with pytest.raises(ModelRefused, match="a worker was lost while other was measured"):
                 await adding
             assert list(rig.engine.models) == ["first"]
@@ -308,7 +308,7 @@ def test_a_worker_that_is_started_again_serves_what_was_added(
         async def scenario() -> np.ndarray:
             await rig.engine.catalog.add(source(places, "second"), measure=False)
             await rig.engine.catalog.add_lora("second", LoraSource("ink", str(places["ink"])))
-            os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
+            os.kill(rig.executor.pids.get("0") or 0, signal.SIGKILL)
             return await drawn(rig, "second", tiny.spec(exact=True, loras=(UsedLora("ink", 1.0),)))
 
         expected = stock("second", tiny.spec(exact=True, loras=(UsedLora("ink", 1.0),)))

@@ -31,7 +31,6 @@ from tilework.core.request import Shape, Status
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.policy import registry
-from tilework.runtime.cell_executor import CellExecutor
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.models.cell_choice import sizes_of, smallest_cell
 from tilework.runtime.ticket import Outcome, Ticket
@@ -100,11 +99,6 @@ def assert_served(rig: Rig, asked: dict[str, Spec], stock: Callable[[Spec], np.n
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
-def executor_of(rig: Rig) -> CellExecutor:
-    assert isinstance(rig.executor, CellExecutor)
-    return rig.executor
-
-
 @pytest.mark.slow
 def test_a_model_that_exceeds_a_device_is_served_by_the_smallest_cells_in_which_it_fits(
     source: ModelSource, stock: Callable[[Spec], np.ndarray]
@@ -150,7 +144,7 @@ def test_a_cell_that_loses_a_worker_is_started_again_and_its_request_resumes(
 ) -> None:
     """At degree 2 the other cell has its part in the request, too, and lives on."""
     with serving(source, policy) as rig:
-        executor, spec = executor_of(rig), tiny.spec(steps=40, height=128, width=128)
+        executor, spec = rig.executor, tiny.spec(steps=40, height=128, width=128)
         before = executor.pids
 
         async def scenario() -> None:
@@ -193,7 +187,7 @@ def test_clips_move_between_cells_share_them_and_lose_one(tmp_path: Path, monkey
             tickets = [rig.submit(spec, uid) for uid, (spec, _) in asked.items()]
             assert all(isinstance(ticket, Ticket) for ticket in tickets)
             await until(lambda: max(one.steps_done for one in tickets) >= 3)
-            os.kill(executor_of(rig).pids["1.1"], signal.SIGKILL)
+            os.kill(rig.executor.pids["1.1"], signal.SIGKILL)
             outcomes = await asyncio.gather(*(one.outcome for one in tickets))
             await until(lambda: rig.engine.health().num_devices_up == 2)
             return outcomes
@@ -212,7 +206,7 @@ def test_cells_are_measured_as_devices(source: ModelSource) -> None:
     with serving(source) as rig:
 
         async def scenario() -> None:
-            executor, batches = executor_of(rig), ((Shape(64, 64),),)
+            executor, batches = rig.executor, ((Shape(64, 64),),)
             rows = await executor.calibrate("flux", batches, num_runs=1)
             assert {(row.stage, row.degree) for row in rows} == {(stage, 1) for stage in STAGES}
             assert all(row.state_bytes for row in rows if row.stage != STAGES[-1])

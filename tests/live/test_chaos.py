@@ -90,7 +90,7 @@ class Service:
         return asyncio.run_coroutine_threadsafe(look(), self.loop).result(PATIENCE_S)
 
     def signal(self, device_id: int, number: signal.Signals) -> None:
-        pid = self.executor.pid(device_id)
+        pid = self.executor.pids.get(str(device_id))
         assert pid is not None
         os.kill(pid, number)
 
@@ -244,12 +244,12 @@ def test_a_worker_that_stops_is_found_and_killed(
         answers = [pool.submit(service.post, one) for one in BODIES[:2]]
         eventually(lambda: len(service.running()) == 2)
         stopped, other = service.running()
-        pid = service.executor.pid(other)
+        pid = service.executor.pids.get(str(other))
         service.signal(stopped, signal.SIGSTOP)
         results = [answer.result() for answer in answers]
     for answer, expected in zip(results, undisturbed, strict=False):
         assert np.array_equal(pixels(answer), expected)
-    assert service.executor.pid(other) == pid
+    assert service.executor.pids.get(str(other)) == pid
     assert service.metric("tilework_stuck_works_total") >= stuck + 1
     service.until_back(losses + 1)
     limit = re.search(rf"worker {stopped} was lost: it made no progress for ([0-9.]+) s", caplog.text)
@@ -277,7 +277,7 @@ def test_a_suspended_watchdog_reports_no_stuck_work(service: Service) -> None:
 def test_only_the_suspended_member_of_a_group_is_killed(wide: Service, member: int) -> None:
     """The other says how far it came; the picture is as good, and made of each step once."""
     losses, expected = wide.metric(LOSSES), pixels(wide.post(body(1, side=128, steps=16)))
-    other = wide.executor.pid(1 - member)
+    other = wide.executor.pids.get(str(1 - member))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(wide.post, body(1, side=128, steps=16))
         wide.until_running(4)
@@ -285,7 +285,7 @@ def test_only_the_suspended_member_of_a_group_is_killed(wide: Service, member: i
         result = answer.result()
     assert np.abs(pixels(result).astype(int) - expected).max() <= 1
     assert steps_of(result) == 16
-    assert wide.executor.pid(1 - member) == other
+    assert wide.executor.pids.get(str(1 - member)) == other
     wide.until_back(losses + 1)
 
 

@@ -127,10 +127,10 @@ class Rig:
 
     @property
     def pids(self) -> dict[int, int | None]:
-        return {one: self.executor.pid(one) for one in range(NUM_WORKERS)}
+        return {one: self.executor.pids.get(str(one)) for one in range(NUM_WORKERS)}
 
     def signal(self, device_id: int, number: signal.Signals) -> None:
-        pid = self.executor.pid(device_id)
+        pid = self.executor.pids.get(str(device_id))
         assert pid is not None
         os.kill(pid, number)
 

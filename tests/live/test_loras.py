@@ -176,7 +176,7 @@ def test_nothing_is_lost_of_mixed_traffic_with_kills_and_cancels_during_loads(
             if isinstance(outgoing, LoadWeights):
                 sent.append(device_id)
                 if len(sent) == 4:
-                    os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
+                    os.kill(rig.executor.pids.get(str(device_id)) or 0, signal.SIGKILL)
                 elif len(sent) == 6:
                     waiting = [uid for uid in rig.engine._requests.uids if uid not in cancelled]
                     cancelled.append(waiting[0])
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_during_a_load_costs_no_picture(place: Place, mo
             if isinstance(outgoing, LoadWeights):
                 sent.append(device_id)
                 if len(sent) == 3:
-                    os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
+                    os.kill(rig.executor.pids.get(str(device_id)) or 0, signal.SIGKILL)
 
         monkeypatch.setattr(rig.executor, "send", send_and_kill)
         tickets, outcomes = drawn(rig, lambda: submitted(rig, 8))
@@ -248,12 +248,12 @@ def test_a_device_without_memory_for_a_load_costs_no_picture(place: Place, monke
             if isinstance(outgoing, LoadWeights) and not limited:
                 sent += 1
                 if sent == 3:
-                    limited.append(rig.executor.pid(device_id) or 0)
+                    limited.append(rig.executor.pids.get(str(device_id)) or 0)
                     resource.prlimit(limited[0], resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
             send(device_id, outgoing)
 
         monkeypatch.setattr(rig.executor, "send", send_and_limit)
         tickets, outcomes = drawn(rig, lambda: submitted(rig, 8))
         assert limited
-        assert rig.executor.pid(0) != limited[0], "it could not load"
+        assert rig.executor.pids.get("0") != limited[0], "it could not load"
         assert_stock(rig, place, tickets, outcomes)

@@ -178,7 +178,7 @@ def test_a_worker_that_is_killed_during_a_load_costs_time_but_no_picture(
             send(device_id, outgoing)
             if isinstance(outgoing, LoadWeights) and not killed:
                 killed.append(device_id)
-                os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
+                os.kill(rig.executor.pids.get(str(device_id)) or 0, signal.SIGKILL)
 
         monkeypatch.setattr(rig.executor, "send", send_and_kill)
 
@@ -200,7 +200,7 @@ def test_a_model_whose_files_are_damaged_fails_alone_when_a_worker_is_restarted(
 
         async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
             shutil.rmtree(tmp_path / "flux" / "transformer")
-            os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
+            os.kill(rig.executor.pids.get("0") or 0, signal.SIGKILL)
             tickets = submitted(rig, 6)
             return tickets, await ends(tickets)
 

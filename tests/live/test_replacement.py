@@ -144,7 +144,7 @@ class Disturbance(Observer):
 
 
 def kill_worker(rig: Rig, device_id: int) -> None:
-    os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
+    os.kill(rig.executor.pids.get(str(device_id)) or 0, signal.SIGKILL)
 
 
 def cancel_request(rig: Rig, device_id: int) -> None:

@@ -176,7 +176,7 @@ def test_pictures_stay_the_stock_pipelines_when_a_worker_is_killed_in_the_loop(
 
 async def kill_in_a_step(rig: Rig, victim: int, num_devices: int) -> Work:
     """Kill a worker while it makes a step in the middle, on so many devices; returns what it ran."""
-    pid = rig.executor.pid(victim)
+    pid = rig.executor.pids.get(str(victim))
     assert pid is not None
     tracker = rig.engine._controller.tracker
 

@@ -20,9 +20,9 @@ from tilework.core.wire.commands import STATES_BYTES
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable
-from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.ticket import Outcome, Ticket
 from waiting import PATIENCE_S, until
@@ -67,7 +67,7 @@ class Rig:
     ) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
-        self.executor = local_executor(
+        self.executor = LocalExecutor(
             LocalConfig(
                 num_workers=num_workers,
                 sources=source if isinstance(source, tuple) else (source,),
@@ -115,7 +115,7 @@ class Rig:
 
 
 def kill(rig: Rig, device_id: int) -> None:
-    pid = rig.executor.pid(device_id)
+    pid = rig.executor.pids.get(str(device_id))
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
@@ -132,6 +132,5 @@ def assert_nothing_is_left(engine: Engine) -> None:
 
 def left_behind(executor: Any) -> list[Path]:
     """The blobs that have not been removed."""
-    workers = executor._inner if isinstance(executor, CellExecutor) else executor
-    files = [path for path in workers._blobs.path.iterdir() if path.is_file()]
+    files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
     return [path for path in files if path.name != "lock"]

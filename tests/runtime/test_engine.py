@@ -256,7 +256,7 @@ def test_a_model_that_cannot_be_loaded_gives_the_reason(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]) -> None:
     rig = start()
-    pids = [rig.executor.pid(device_id) for device_id in range(2)]
+    pids = [rig.executor.pids.get(str(device_id)) for device_id in range(2)]
 
     async def scenario() -> Outcome:
         ticket = rig.submit(tiny.spec(steps=1000), "open")

@@ -94,7 +94,7 @@ def run(
 
 
 def send_signal(executor: LocalExecutor, device_id: int, number: signal.Signals) -> None:
-    pid = executor.pid(device_id)
+    pid = executor.pids.get(str(device_id))
     assert pid is not None
     os.kill(pid, number)
 
@@ -222,9 +222,9 @@ def test_all_workers_killed_at_once_are_restarted() -> None:
 def test_a_worker_that_hangs_while_restarting_is_killed_and_restarted() -> None:
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
         executor._config = replace(executor._config, start_timeout_s=5.0)
-        first = executor.pid(0)
+        first = executor.pids.get("0")
         send_signal(executor, 0, signal.SIGKILL)
-        await until(lambda: executor.pid(0) not in (first, None))
+        await until(lambda: executor.pids.get("0") not in (first, None))
         send_signal(executor, 0, signal.SIGSTOP)
         await until(lambda: listener.joined)
         assert listener.lost[1] == (0, "it did not load within 5 s")
@@ -256,7 +256,7 @@ def test_a_worker_that_dies_while_another_loads_fails_the_start(caplog: pytest.L
     async def start() -> None:
         executor = LocalExecutor(LocalConfig(num_workers=2, sources=(ModelSource(path="shapes"),), stop_grace_s=2.0))
         starting = asyncio.create_task(executor.start(Listener()))
-        await until(lambda: executor.pid(1) is not None)
+        await until(lambda: executor.pids.get("1") is not None)
         send_signal(executor, 1, signal.SIGKILL)
         with pytest.raises(WorkerStartFailed, match="worker 1 ended before it could serve: it was killed by signal 9"):
             await starting
@@ -272,14 +272,14 @@ def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_star
     """Another one takes seconds to come up, for which nobody waits but the worker that is to be started."""
 
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
-        before = executor.pid(1)
+        before = executor.pids.get("1")
         pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not Path(f"/proc/{pid}").exists())  # It is no zombie, though no worker is to be started.
         send_signal(executor, 0, signal.SIGKILL)
         await until(lambda: listener.joined)
         assert listener.joined == [0]
-        assert executor.pid(1) == before
+        assert executor.pids.get("1") == before
         send_signal(executor, 1, signal.SIGSTOP)
         executor.kill(1, "by a new forkserver's parent")
         await until(lambda: listener.joined == [0, 1])
@@ -324,7 +324,7 @@ def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
     pids: list[int] = []
 
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
-        pids.extend(pid for device_id in range(2) if (pid := executor.pid(device_id)) is not None)
+        pids.extend(pid for device_id in range(2) if (pid := executor.pids.get(str(device_id))) is not None)
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
         os.kill(pids[0], signal.SIGSTOP)
 

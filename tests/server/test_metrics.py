@@ -197,8 +197,8 @@ class Rig:
         """A worker is killed, and the request that it ran fails, although it was promised."""
         ticket = self.submit("promised", 50, slo_s=60, terms=Terms(on_miss=OnMiss.REJECT))
         await until(lambda: ticket.steps_done > 0)
-        pid = self.executor.pid(
-            next(device.device_id for device in self.engine._controller.tracker.devices if device.works)
+        pid = self.executor.pids.get(
+            str(next(device.device_id for device in self.engine._controller.tracker.devices if device.works))
         )
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -227,7 +227,7 @@ class Rig:
         ticket = self.submit("stuck", 50)
         await until(lambda: ticket.steps_done > 0)
         (device,) = (device for device in self.engine._controller.tracker.devices if device.works)
-        pid = self.executor.pid(device.device_id)
+        pid = self.executor.pids.get(str(device.device_id))
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         await ticket.outcome

@@ -174,6 +174,6 @@ def _new(place: Path, known: set[Path]) -> set[Path]:
 
 
 def _pid(executor: LocalExecutor, device_id: int) -> int:
-    pid = executor.pid(device_id)
+    pid = executor.pids.get(str(device_id))
     assert pid is not None
     return pid

@@ -114,7 +114,7 @@ class Links:
         others = [one for one in range(self.workers) if one != busy]
         await until(lambda: all(one in heard and time.monotonic() - heard[one][-1] < _RECENT_S for one in others))
         killed = rng.choice(others)
-        pid, left = executor.pid(killed), [one for one in others if one != killed]
+        pid, left = executor.pids.get(str(killed)), [one for one in others if one != killed]
         assert pid is not None
         heard.clear()
         os.kill(pid, signal.SIGKILL)

@@ -35,11 +35,11 @@ from tilework.core.wire.reports import DeviceReading
 from tilework.cost.table import CostTable
 from tilework.pipelines.fits.beside import StartPlan
 from tilework.pipelines.support.record import limits_of
-from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.start_parts import StartParts
 from tilework.runtime.nodes.config import BadNodes
@@ -298,7 +298,7 @@ class Workers:
         Raises BadNodes, WorkerStartFailed.
         """
         each = replace(self.each, owner=owner)
-        return local_executor(each) if self.nodes is None else self.nodes.executor(each)
+        return LocalExecutor(each) if self.nodes is None else self.nodes.executor(each)
 
 
 _STAT = Path("/proc/self/stat")

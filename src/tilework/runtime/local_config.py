@@ -18,7 +18,7 @@ class LocalConfig:
     serves from the start; with `weights_bytes` it knows all models, and an accelerator holds at most that many bytes of
     weights at a time. Each worker keeps at most `states_bytes` of jobs that have no work there, and at most
     `cache_bytes` for the caches of requests. Accelerators are in cells of `cell_size`, which divides their number: see
-    `CellExecutor`. Groups of them communicate by `collectives`, a key of `core.comm.COLLECTIVES`; None: by the usual
+    `LocalExecutor`. Groups of them communicate by `collectives`, a key of `core.comm.COLLECTIVES`; None: by the usual
     one of the device. If that is a communicator of their node, it has to form within `link_timeout_s`; otherwise they
     run alone.
 

@@ -1,10 +1,10 @@
-"""Worker processes of this machine, one per device: started together, restarted when lost."""
+"""Worker processes of this machine, one or several per device: started together, restarted when lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,12 @@ from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import (
     WEIGHTS,
     Calibrate,
+    Execute,
     GroupRef,
     RemoveLora,
     RemoveModel,
     Site,
+    StopWork,
 )
 from tilework.core.wire.reports import (
     Calibrated,
@@ -41,6 +43,7 @@ from tilework.core.wire.reports import (
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
+from tilework.runtime.cells import CellReports
 from tilework.runtime.executor import Listener, WorkerStartFailed, none_loaded
 from tilework.runtime.links.node_groups import NodeGroups
 from tilework.runtime.local_config import LocalConfig
@@ -62,11 +65,30 @@ async def _never(error: WorkerStartFailed) -> tuple[CostRow, ...]:
 
 
 class LocalExecutor:
-    """An `Executor` of forkserver processes on this machine."""
+    """An `Executor` of forkserver processes on this machine, the workers.
+
+    An accelerator consists of `config.cell_size` workers, a CPU slot of one. All workers of a device get its commands,
+    in the same order. An accelerator of several workers is a *cell*: they run each work as a group, and the end of a
+    work counts when all of them have reported it. If one of them is lost, the cell is lost: the others are ended, too,
+    and the cell joins when all have been started again.
+
+    Workers have ids of their own, those of CPU slots last.
+    """
 
     def __init__(self, config: LocalConfig) -> None:
+        size, num_workers = config.cell_size, config.num_workers
+        assert num_workers % size == 0, f"{num_workers} workers in cells of {size}"
         self._config = config
         self._sources = config.sources
+        accelerators = [tuple(range(first, first + size)) for first in range(0, num_workers, size)]
+        self._num_devices = len(accelerators)
+        self._members: list[Group] = [*accelerators, *((num_workers + slot,) for slot in range(config.num_slots))]
+        self._device_of = [device_id for device_id, members in enumerate(self._members) for _ in members]
+        self._groups = NodeGroups(self._send)
+        self._cells = [
+            CellReports(workers=one, group=self._groups.use, break_off=self.break_off, discard=self.discard)
+            for one in (accelerators if size > 1 else ())
+        ]
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts: dict[int, int] = {}
         self._num_bad_reports = 0
@@ -79,7 +101,6 @@ class LocalExecutor:
         self._calibration: Calibration | None = None
         self._alone_s: dict[str, float] = {}  # The longest time that measuring a model on one device has taken.
         self._started_with: dict[int, tuple[Source, ...]] = {}
-        self._groups = NodeGroups(self.send)
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
@@ -91,7 +112,7 @@ class LocalExecutor:
 
     @property
     def num_devices(self) -> int:
-        return self._config.num_workers
+        return self._num_devices
 
     @property
     def cell_size(self) -> int:
@@ -103,11 +124,19 @@ class LocalExecutor:
 
     @property
     def devices_up(self) -> Group:
-        return tuple(device_id for device_id in range(self.num_devices) if device_id in self._up)
+        return tuple(filter(self._is_up, range(self._num_devices)))
 
     @property
     def slots_up(self) -> Group:
-        return tuple(sorted(device_id for device_id in self._up if device_id >= self.num_devices))
+        return tuple(filter(self._is_up, self._slots))
+
+    @property
+    def _slots(self) -> range:
+        return range(self._num_devices, self._num_devices + self._num_slots)
+
+    def _is_up(self, device_id: int) -> bool:
+        """Return whether all workers of a device are up."""
+        return self._up.issuperset(self._members[device_id])
 
     @property
     def num_slots(self) -> int:
@@ -137,7 +166,8 @@ class LocalExecutor:
             return None
         from tilework.worker.models.room import capacity_bytes
 
-        return capacity_bytes(self._blobs.path / WEIGHTS)
+        whole = capacity_bytes(self._blobs.path / WEIGHTS)
+        return None if whole is None else whole // self.cell_size  # It keeps the parts of all workers of a cell.
 
     def profile_key(self, model: str) -> ProfileKey:
         return self._keys[model]
@@ -145,12 +175,14 @@ class LocalExecutor:
     @property
     def pids(self) -> Mapping[str, int]:
         """Process ids of the existing workers, by the names of `resident_bytes`."""
-        return {str(device_id): worker.pid for device_id, worker in self._workers.items() if worker.pid is not None}
+        workers = sorted(self._workers.items())
+        return {self._name(worker_id): one.pid for worker_id, one in workers if one.pid is not None}
 
-    def pid(self, device_id: int) -> int | None:
-        """Return the process id of a device's worker; None while there is none."""
-        worker = self._workers.get(device_id)
-        return None if worker is None else worker.pid
+    def _name(self, worker_id: int) -> str:
+        """Return the name of a worker by its device, and by its place there in a cell."""
+        device_id = self._device_of[worker_id]
+        members = self._members[device_id]
+        return f"{device_id}.{members.index(worker_id)}" if len(members) > 1 else str(device_id)
 
     async def start(self, listener: Listener) -> tuple[LoadedModel, ...]:
         self._loop = asyncio.get_running_loop()
@@ -162,8 +194,8 @@ class LocalExecutor:
             grace_s=self._config.stop_grace_s,
             cell_size=self._config.cell_size,
             up=lambda: sorted(self._up),
-            slots=lambda: range(self.num_devices, self.num_devices + self._num_slots),
-            send=self.send,
+            slots=lambda: self._of(self._slots),
+            send=self._send,
         )
         self._reader = HostReader(
             directory=self._blobs.path, on_read=listener.on_read, timeout_s=self._config.start_timeout_s
@@ -172,11 +204,11 @@ class LocalExecutor:
         timeout_s = self._config.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                loaded = await self._spawn_all(range(self.num_devices))
+                loaded = await self._spawn_all(range(self._num_devices))
                 models = self._models(loaded)
                 if any(one.info.graph.needs_slots for one in models):
                     self._num_slots = self._config.num_slots
-                    loaded += await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
+                    loaded += await self._spawn_all(self._slots)
                     models = self._models(loaded)
                 first = replace(loaded[0], models=models)
         except TimeoutError:
@@ -208,20 +240,21 @@ class LocalExecutor:
         if self._collectives == SOCKETS:
             return
         self._groups.unite(
-            self.devices_up,
+            self._accelerators_up(),
             partial(Meeting, self._rendezvous.address),
             self._on_links_changed,
             self._loop.call_later,
             self._config.link_timeout_s,
         )
         failure = await self._groups.decided()
-        if failure and self._config.cell_size > 1:
+        if failure and self._cells:
             await self.stop()
             raise WorkerStartFailed(f"the workers of a cell cannot talk to each other: {failure}")
 
     @property
     def alone(self) -> Group:
-        return self._groups.alone(range(self.num_devices))
+        alone = self._groups.alone(range(self._config.num_workers))
+        return tuple(dict.fromkeys(self._device_of[worker_id] for worker_id in alone))
 
     @property
     def is_linking(self) -> bool:
@@ -246,10 +279,10 @@ class LocalExecutor:
         return self._calibrate_all(command, degree) if devices is None else self._calibrate_on(devices, command)
 
     async def _calibrate_all(self, command: Calibrate, degree: int) -> tuple[CostRow, ...]:
-        """Measure on all workers that serve the model, in groups of this size."""
+        """Measure on all devices that serve the model, in groups of this size."""
         self._measures_beside = False
-        served = set(self.serving.get(command.model, self.devices_up)) & self._up
-        up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
+        served = self.serving.get(command.model, self.devices_up)
+        up = [device_id for device_id in self.devices_up if device_id in served]
         if degree > 1:
             await self._groups.decided()
             up = [device_id for device_id in up if device_id not in self.alone]
@@ -260,7 +293,7 @@ class LocalExecutor:
 
     def _calibrate_on(self, devices: Group, command: Calibrate) -> Awaitable[tuple[CostRow, ...]]:
         """Measure in one group, which keeps none of the weights."""
-        lost = [device_id for device_id in devices if device_id not in self._up]
+        lost = [worker_id for worker_id in self._of(devices) if worker_id not in self._up]
         if lost:
             return _never(WorkerStartFailed(f"worker {lost[0]} is not up"))
         self._measures_beside = True
@@ -274,18 +307,19 @@ class LocalExecutor:
 
     def _begin_calibration(self, command: Calibrate, groups: Sequence[Group]) -> Awaitable[tuple[CostRow, ...]]:
         """Let each of these groups, all of one size, measure; returns the measured rows."""
-        size = len(groups[0]) if groups else 1
-        refs = {group: None if size == 1 else self.group(group) for group in groups}
-        limit_s = self._limit_s(command.model, size)
-        self._calibration = Calibration(refs, limit_s, self.break_off, self.kill)
-        for group, ref in refs.items():
+        workers = [self._of(group) for group in groups]
+        is_alone = not workers or len(workers[0]) == 1
+        refs = {one: None if is_alone else self._groups.use(one) for one in workers}
+        limit_s = self._limit_s(command.model, is_alone=is_alone)
+        self._calibration = Calibration(refs, limit_s, self.break_off, self._kill)
+        for group, ref in zip(groups, refs.values(), strict=True):
             self._send_all(group, replace(command, group=ref))
-        return self._rows(self._calibration, command.model, size)
+        return self._rows(self._calibration, command.model, is_alone=is_alone)
 
-    async def _rows(self, calibration: Calibration, model: str, size: int) -> tuple[CostRow, ...]:
+    async def _rows(self, calibration: Calibration, model: str, *, is_alone: bool) -> tuple[CostRow, ...]:
         begin_s = self._loop.time()
         rows = await calibration.rows()
-        if size == 1:
+        if is_alone:
             self._alone_s[model] = max(self._alone_s.get(model, 0.0), self._loop.time() - begin_s)
         return rows
 
@@ -293,9 +327,9 @@ class LocalExecutor:
         for device_id in devices:
             self.send(device_id, outgoing)
 
-    def _limit_s(self, model: str, degree: int) -> float:
+    def _limit_s(self, model: str, *, is_alone: bool) -> float:
         """Return how long measuring this model may take. A model that compiles for a size compiles for each degree."""
-        if degree == 1:
+        if is_alone:
             return self._config.start_timeout_s
         least_s = (
             COMPILING_S if any(isinstance(one, ModelSource) and one.compiles for one in self._sources) else LEAST_S
@@ -304,8 +338,7 @@ class LocalExecutor:
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         for command in self._measuring.last_commands():
-            for device_id in self.devices_up:
-                self.send(device_id, command)
+            self._send_all(self.devices_up, command)
         return self._measuring.speeds()
 
     @property
@@ -314,7 +347,7 @@ class LocalExecutor:
 
     @property
     def readings(self) -> Mapping[str, DeviceReading]:
-        return {str(device_id): reading for device_id, reading in self._readings.items()}
+        return {self._name(worker_id): reading for worker_id, reading in self._readings.items()}
 
     @property
     def bad_reports(self) -> Mapping[int, int]:
@@ -367,8 +400,18 @@ class LocalExecutor:
 
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         """Send a command. Nothing is sent to a lost device: its works have been revoked, or are about to be."""
-        if device_id in self._workers:
-            self._workers[device_id].send(outgoing)
+        workers = self._members[device_id]
+        if device_id < len(self._cells):
+            if isinstance(outgoing, Execute):
+                outgoing = self._cells[device_id].begin(outgoing)
+            elif isinstance(outgoing, StopWork):
+                workers = workers[:1]  # It decides where to stop.
+        for worker_id in workers:
+            self._send(worker_id, outgoing)
+
+    def _send(self, worker_id: int, outgoing: Outgoing) -> None:
+        if worker_id in self._workers:
+            self._workers[worker_id].send(outgoing)
 
     def read_ahead(self, read: ReadComponents) -> None:
         self._reader.read(read)
@@ -378,11 +421,23 @@ class LocalExecutor:
         await self._reader.close(self._config.stop_grace_s)
 
     def kill(self, device_id: int, reason: str) -> None:
-        if device_id in self._workers:
-            self._workers[device_id].kill(reason)
+        for worker_id in self._members[device_id]:
+            self._kill(worker_id, reason)
+
+    def _kill(self, worker_id: int, reason: str) -> None:
+        if worker_id in self._workers:
+            self._workers[worker_id].kill(reason)
 
     def group(self, devices: Group) -> GroupRef:
-        return self._groups.use(devices)
+        return self._groups.use(self._of(devices))
+
+    def _of(self, devices: Iterable[int]) -> Group:
+        """Return the workers of these devices."""
+        return tuple(worker_id for device_id in devices for worker_id in self._members[device_id])
+
+    def _accelerators_up(self) -> Group:
+        """Return the workers of accelerators that are up."""
+        return tuple(worker_id for worker_id in range(self._config.num_workers) if worker_id in self._up)
 
     def break_off(self, ref: GroupRef) -> None:
         self._groups.break_off(ref)
@@ -399,8 +454,8 @@ class LocalExecutor:
     async def stop(self) -> None:
         self._stopping = True
         self._groups.stop()
-        for device_id in list(self._start_timers):
-            self._end_start_timer(device_id)
+        for worker_id in list(self._start_timers):
+            self._end_start_timer(worker_id)
         grace_s = self._config.stop_grace_s
         await asyncio.gather(self._reader.close(grace_s), *(one.close(grace_s) for one in self._workers.values()))
         self._workers.clear()
@@ -408,10 +463,11 @@ class LocalExecutor:
 
     async def _spawn_all(self, devices: range) -> list[Loaded]:
         """Start the processes of these devices, and wait until all have loaded."""
-        self._loaded |= {device_id: self._loop.create_future() for device_id in devices}
-        for device_id in devices:
-            self._spawn(device_id)
-        return await asyncio.gather(*(self._loaded[device_id] for device_id in devices))
+        workers = self._of(devices)
+        self._loaded |= {worker_id: self._loop.create_future() for worker_id in workers}
+        for worker_id in workers:
+            self._spawn(worker_id)
+        return await asyncio.gather(*(self._loaded[worker_id] for worker_id in workers))
 
     def _models(self, loaded: Sequence[Loaded]) -> tuple[LoadedModel, ...]:
         """Return the models of the start, each as the first worker that has it has loaded it.
@@ -423,8 +479,8 @@ class LocalExecutor:
         """
         found: dict[Source, LoadedModel] = {}
         failed: dict[Source, NotLoaded] = {}
-        for device_id, one in enumerate(loaded):
-            started_with = dict(enumerate(self._started_with[device_id]))
+        for worker_id, one in enumerate(loaded):
+            started_with = dict(enumerate(self._started_with[worker_id]))
             for each in one.not_loaded:
                 failed.setdefault(started_with.pop(each.place), each)
             for source, model in zip(started_with.values(), one.models, strict=True):
@@ -433,7 +489,8 @@ class LocalExecutor:
             name = found[source].info.name if source in found else failed[source].name
             place = self._config.sources.index(source)
             self.not_loaded = (*self.not_loaded, replace(failed[source], place=place, name=name))
-            self._send_all(range(len(loaded)), RemoveModel(name))
+            for worker_id in range(len(loaded)):
+                self._send(worker_id, RemoveModel(name))
         self._sources = tuple(one for one in self._sources if one not in failed)
         if not self._sources:
             raise WorkerStartFailed(none_loaded(self.not_loaded))
@@ -442,8 +499,8 @@ class LocalExecutor:
         return models
 
     def _sources_of(self, device_id: int) -> tuple[Source, ...]:
-        """Return the sources for a worker's start: those it serves, or the first; all if weights load on demand."""
-        if device_id >= self.num_devices or self._config.weights_bytes is not None:
+        """Return the sources for a device's start: those it serves, or the first; all if weights load on demand."""
+        if device_id in self._slots or self._config.weights_bytes is not None:
             return self._sources
         served = [
             one
@@ -452,135 +509,157 @@ class LocalExecutor:
         ]
         return tuple(served) or self._sources[:1]
 
-    def _cell(self, device_id: int) -> Group:
-        """Return the accelerators of the cell of this one, which is among them."""
-        size = self._config.cell_size
-        first = device_id // size * size
-        return tuple(range(first, first + size))
-
-    def _spawn(self, device_id: int) -> WorkerProcess:
+    def _spawn(self, worker_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
-        is_slot = device_id >= self.num_devices
-        self._started_with[device_id] = started_with = self._sources_of(device_id)
+        device_id = self._device_of[worker_id]
+        is_slot = device_id in self._slots
+        self._started_with[worker_id] = started_with = self._sources_of(device_id)
         sources = [replace(one, device="cpu") if is_slot else one for one in started_with]
         site = Site(
-            device_id=device_id,
+            device_id=worker_id,
             blobs=str(self._blobs.path),
             rendezvous=self._rendezvous.address,
             loads_on_demand=self._config.weights_bytes is not None and not is_slot,
             states_bytes=self._config.states_bytes,
             cache_bytes=self._config.cache_bytes,
-            replaces=self._loaded[device_id].done(),
+            replaces=self._loaded[worker_id].done(),
             infos=self._infos if is_slot else (),
-            cell=() if is_slot or self._config.cell_size == 1 else self._cell(device_id),
+            cell=self._cells[device_id].workers if device_id < len(self._cells) else (),
             collectives=SOCKETS if is_slot else self._collectives,
             link_timeout_s=self._config.link_timeout_s,
             log_level=_log.getEffectiveLevel(),
         )
-        worker = self._workers[device_id] = WorkerProcess(
-            site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)
+        worker = self._workers[worker_id] = WorkerProcess(
+            site, sources, partial(self._report, worker_id), partial(self._on_exit, worker_id)
         )
         return worker
 
-    def _report(self, device_id: int, report: Report) -> None:
+    def _report(self, worker_id: int, report: Report) -> None:
         match report:
             case Loaded():
-                self._on_loaded(device_id, report)
+                self._on_loaded(worker_id, report)
             case LoadFailed(reason):
-                self._workers[device_id].set_exit_reason(reason)
+                self._workers[worker_id].set_exit_reason(reason)
             case WeightsLoaded(load_id=0):
                 self._measuring.loaded(report)
             case DeviceReading():
-                self._readings[device_id] = report
+                self._readings[worker_id] = report
             case ModelAdded() | LoraAdded():
-                self._changes.answered(device_id, report)
+                self._changes.answered(worker_id, report)
             case Calibrated():
                 if self._calibration is not None:
-                    self._calibration.answered(device_id, report)
+                    self._calibration.answered(worker_id, report)
             case NodeFormed():
-                self._groups.answered(device_id, report)
+                self._groups.answered(worker_id, report)
             case _:
                 if isinstance(report, Ended):
-                    self._deaths.pop(device_id, None)
+                    self._deaths.pop(worker_id, None)
                     for blob in report.blobs.values():
                         self._blobs.add(blob)
-                self._listener.on_report(device_id, report)
+                self._pass_on(self._device_of[worker_id], worker_id, report)
 
-    def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
-        self._failed_starts[device_id] = 0
-        self._end_start_timer(device_id)
-        self._up.add(device_id)
-        if self._started_with[device_id] != self._sources_of(device_id) and self._loaded[device_id].done():
-            self.kill(device_id, "the models have changed while it was started")
-        elif self._loaded[device_id].done():
-            if device_id < self.num_devices:
-                self._groups.join(self.devices_up)
-            self._listener.on_joined(device_id)
+    def _pass_on(self, device_id: int, worker_id: int, report: Report) -> None:
+        """Pass a report of a device on, that of a cell if all its workers have sent theirs."""
+        if device_id >= len(self._cells):
+            self._listener.on_report(device_id, report)
+        elif not self._is_up(device_id):  # It is of a worker that is about to end with its cell.
+            self._cells[device_id].drop([report])
+        elif (joint := self._cells[device_id].add(worker_id, report)) is not None:
+            self._listener.on_report(device_id, joint)
+
+    def _on_loaded(self, worker_id: int, loaded: Loaded) -> None:
+        device_id = self._device_of[worker_id]
+        self._failed_starts[worker_id] = 0
+        self._end_start_timer(worker_id)
+        self._up.add(worker_id)
+        if self._started_with[worker_id] != self._sources_of(device_id) and self._loaded[worker_id].done():
+            self._kill(worker_id, "the models have changed while it was started")
+        elif self._loaded[worker_id].done():
+            if device_id < self._num_devices:
+                self._groups.join(self._accelerators_up())
+            if self._is_up(device_id):
+                self._listener.on_joined(device_id)
         else:
-            self._loaded[device_id].set_result(loaded)
-            self._listener.on_loading(len(self._up))
+            self._loaded[worker_id].set_result(loaded)
+            self._listener.on_loading(len(self.devices_up) + len(self.slots_up))
 
-    def _on_exit(self, device_id: int, reason: str) -> None:
+    def _on_exit(self, worker_id: int, reason: str) -> None:
         if self._stopping:
             return
-        worker = self._workers.pop(device_id)
+        device_id = self._device_of[worker_id]
+        worker = self._workers.pop(worker_id)
         self._num_bad_reports += not worker.is_believed
-        self._blobs.sweep(device_id, worker.pid)
-        self._end_start_timer(device_id)
-        self._fail_waiting(device_id, reason)
-        self._up.discard(device_id)
-        self._readings.pop(device_id, None)
-        self._changes.lost(device_id)
-        if device_id < self.num_devices:
-            self._groups.lose(device_id, self.devices_up)
-        self._listener.on_lost(device_id, reason)
+        self._blobs.sweep(worker_id, worker.pid)
+        self._end_start_timer(worker_id)
+        self._fail_waiting(worker_id, reason)
+        is_of_lost = device_id < len(self._cells) and not self._is_up(device_id)
+        self._up.discard(worker_id)
+        self._readings.pop(worker_id, None)
+        self._changes.lost(worker_id)
+        if device_id < len(self._cells) and not is_of_lost:
+            self._end_cell(self._cells[device_id], worker_id)
+        if device_id < self._num_devices:
+            self._groups.lose(worker_id, self._accelerators_up())
+        if not is_of_lost:
+            self._listener.on_lost(device_id, reason)
         if not self._stopping:
-            self._schedule_restart(device_id, reason)
+            self._schedule_restart(worker_id, reason)
 
-    def _fail_waiting(self, device_id: int, reason: str) -> None:
+    def _end_cell(self, cell: CellReports, lost: int) -> None:
+        """End the other workers of a cell that has lost one."""
+        cell.clear()
+        for worker_id in cell.workers:
+            self._up.discard(worker_id)
+            self._kill(worker_id, f"worker {lost} of its cell was lost")
+
+    def _fail_waiting(self, worker_id: int, reason: str) -> None:
         """Fail a start, or a calibration, that waits for a lost worker.
 
         A server starts with all its workers or not at all. A server that already serves, and measures the rest of its
         start or a model that is added, goes on without that.
         """
         if self._measures_beside:
-            if self._calibration is not None and self._calibration.awaits(device_id):
-                self._calibration.fail(WorkerStartFailed(f"worker {device_id} was lost: {reason}"))
+            if self._calibration is not None and self._calibration.awaits(worker_id):
+                self._calibration.fail(WorkerStartFailed(f"worker {worker_id} was lost: {reason}"))
             return
-        error = WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}")
+        error = WorkerStartFailed(f"worker {worker_id} ended before it could serve: {reason}")
         loading = [future for future in self._loaded.values() if not future.done()]
         for future in loading:
             future.set_exception(error)
         if (self._calibration is not None and self._calibration.fail(error)) or loading:
             self._stopping = True
 
-    def _schedule_restart(self, device_id: int, reason: str) -> None:
-        failed, deaths = self._failed_starts.get(device_id, 0) + 1, self._deaths.get(device_id, 0) + 1
-        self._failed_starts[device_id] = failed
-        self._deaths[device_id] = deaths
+    def _schedule_restart(self, worker_id: int, reason: str) -> None:
+        failed, deaths = self._failed_starts.get(worker_id, 0) + 1, self._deaths.get(worker_id, 0) + 1
+        self._failed_starts[worker_id] = failed
+        self._deaths[worker_id] = deaths
         if failed > self._config.max_restarts:
-            _log.error("worker %d was lost: %s; it is given up", device_id, reason)
+            _log.error("worker %d was lost: %s; it is given up", worker_id, reason)
             self._listener.on_given_up(self._left())
             return
         delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
-        _log.warning("worker %d was lost: %s; it is restarted in %g s", device_id, reason, delay_s)
-        self._restarting.add(device_id)
-        self._loop.call_later(delay_s, self._respawn, device_id)
+        _log.warning("worker %d was lost: %s; it is restarted in %g s", worker_id, reason, delay_s)
+        self._restarting.add(worker_id)
+        self._loop.call_later(delay_s, self._respawn, worker_id)
 
     def _left(self) -> Collection[int]:
         """Return the devices that are not given up; none if all accelerators are, or all CPU slots."""
-        left = self._workers.keys() | self._restarting
-        devices, slots = range(self.num_devices), range(self.num_devices, self.num_devices + self._num_slots)
-        return () if any(kind and left.isdisjoint(kind) for kind in (devices, slots)) else left
+        workers = self._workers.keys() | self._restarting
+        kinds = [
+            [device_id for device_id in kind if workers >= {*self._members[device_id]}]
+            for kind in (range(self._num_devices), self._slots)
+            if kind
+        ]
+        return [device_id for kind in kinds for device_id in kind] if all(kinds) else ()
 
-    def _respawn(self, device_id: int) -> None:
-        self._restarting.discard(device_id)
+    def _respawn(self, worker_id: int) -> None:
+        self._restarting.discard(worker_id)
         if not self._stopping:
             timeout_s = self._config.start_timeout_s
-            worker = self._spawn(device_id)
+            worker = self._spawn(worker_id)
             reason = f"it did not load within {timeout_s:g} s"
-            self._start_timers[device_id] = self._loop.call_later(timeout_s, worker.kill, reason)
+            self._start_timers[worker_id] = self._loop.call_later(timeout_s, worker.kill, reason)
 
-    def _end_start_timer(self, device_id: int) -> None:
-        if (timer := self._start_timers.pop(device_id, None)) is not None:
+    def _end_start_timer(self, worker_id: int) -> None:
+        if (timer := self._start_timers.pop(worker_id, None)) is not None:
             timer.cancel()

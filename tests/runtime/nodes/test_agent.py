@@ -229,7 +229,7 @@ class UpAtOnce(PlayedExecutor):
 @pytest.mark.parametrize("asks", [True, False])
 def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks when it is told to end, and ends unasked if the server lets it go for good. Otherwise it comes back."""
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", lambda _: UpAtOnce(tmp_path))
     monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 0.01)
 
@@ -265,7 +265,7 @@ def test_workers_that_could_not_start_are_started_again_after_a_while(
         async def start(self, listener: object) -> tuple[()]:
             raise WorkerStartFailed("no memory")
 
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: NeverUp(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", lambda _: NeverUp(tmp_path))
     monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 77)
     monkeypatch.setattr("tilework.runtime.nodes.agent._AFTER_FAILURE_S", 0.01)
@@ -308,7 +308,7 @@ def test_a_session_that_fails_as_nobody_has_foreseen_ends_and_another_begins(
                 raise error
             return ()
 
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtTheSecondTry(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", lambda _: UpAtTheSecondTry(tmp_path))
     monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr("tilework.runtime.nodes.agent._AFTER_FAILURE_S", 0.01)
 
@@ -360,7 +360,7 @@ def test_an_address_that_does_not_answer_does_not_keep_an_agent_from_the_next(mo
 
 def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine may have lost its power: no connection ends then. What an import waits for is not awaited then."""
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", lambda _: UpAtOnce(tmp_path))
 
     async def test() -> None:
         connections = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
@@ -393,7 +393,7 @@ def test_a_server_without_a_place_leaves_workers_as_they_wait(
     has_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server learns later than the agent that a connection is gone: until then the node's own place is taken."""
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", lambda _: UpAtOnce(tmp_path))
 
     class Channel:
         epoch, own_host = EPOCH, "127.0.0.1"
@@ -500,7 +500,7 @@ def test_an_agent_tells_what_its_files_hold_before_it_starts_workers(
             assert [type(one) for one in told] == [Contents]
             return ()
 
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: Starts(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", lambda _: Starts(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     async def test() -> None:

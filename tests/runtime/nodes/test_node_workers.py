@@ -77,7 +77,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[PlayedWorkers]:
         all_started.append(PlayedWorkers(silent=frozenset({1}) if not all_started else frozenset()))
         return all_started[-1]
 
-    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", start)
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.LocalExecutor", start)
     monkeypatch.setattr("tilework.runtime.nodes.node_workers._END_WORKS_S", 0.02)
     return all_started
 

@@ -40,7 +40,6 @@ from tilework.distribution import install_command
 from tilework.worker.log_lines import log_to_stderr
 
 if TYPE_CHECKING:
-    from tilework.runtime.cell_executor import CellExecutor
     from tilework.runtime.local_executor import LocalExecutor
 
 
@@ -149,11 +148,11 @@ def _completed(
     return replace(measured, batch_model=_learned(measured, store)) if plan.combinations else measured
 
 
-def _executor(source: ModelSource, workers: Devices) -> CellExecutor | LocalExecutor:
-    from tilework.runtime.cell_executor import local_executor
+def _executor(source: ModelSource, workers: Devices) -> LocalExecutor:
     from tilework.runtime.local_config import LocalConfig
+    from tilework.runtime.local_executor import LocalExecutor
 
-    return local_executor(
+    return LocalExecutor(
         LocalConfig(
             num_workers=workers.number,
             cell_size=workers.cell_size,
@@ -275,9 +274,7 @@ class _Listener:
     def on_loading(self, num_ready: int) -> None: ...
 
 
-def run(
-    executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool
-) -> Measured:
+def run(executor: LocalExecutor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool) -> Measured:
     with ExitStack() as stack:
         status = stack.enter_context(console.status(f"starting {plan.num_devices} devices with {model}"))
         bar = progress(quiet)
@@ -293,7 +290,7 @@ def run(
 
 
 async def _measure(
-    executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
+    executor: LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Measure. Raises CancelledError if cancelled before anything is measured."""
     from tilework.runtime.models.calibration_weights import lacks_room

@@ -35,6 +35,7 @@ from tilework.core.wire.node_blobs import (
 from tilework.core.wire.reports import Report, WeightsRead
 from tilework.core.work import Group
 from tilework.runtime.executor import CannotRun, ModelRefused, WorkerStartFailed
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     BeginNode,
@@ -65,7 +66,7 @@ from tilework.runtime.nodes.messages import (
     WorkersLeft,
     node_codec,
 )
-from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
+from tilework.runtime.nodes.node_workers import NodeWorkers
 from tilework.runtime.nodes.session_chores import end_if_failed
 from tilework.worker.models.contents import NodeContents
 
@@ -189,7 +190,7 @@ class _Agent:
         self._leaving = leaving
         self._name = name
         self._workers = workers
-        self._executor: NodeExecutor | None = None  # None until its workers are up.
+        self._executor: LocalExecutor | None = None  # None until its workers are up.
         self._contents = NodeContents()
         self.has_failed = False  # Workers could not start, or a chore that the session needs failed.
         self.differs = False  # The server that has let it go said so.
@@ -311,7 +312,7 @@ class _Agent:
         if await asyncio.get_running_loop().run_in_executor(self._contents.thread, self._contents.read_whole):
             self._channel.send(Contents(self._contents.models))
 
-    def _started(self, executor: NodeExecutor, port: int) -> Started:
+    def _started(self, executor: LocalExecutor, port: int) -> Started:
         keys = {one.info.name: executor.profile_key(one.info.name) for one in self._workers.models}
         return Started(
             models=self._workers.models,
@@ -324,7 +325,7 @@ class _Agent:
             not_loaded=tuple(executor.not_loaded),
         )
 
-    def _send(self, executor: NodeExecutor, device_id: int, command: Command) -> None:
+    def _send(self, executor: LocalExecutor, device_id: int, command: Command) -> None:
         """Pass a command on. An import waits for its blobs, and later commands wait for the import."""
         match command:
             case Execute(group=GroupRef() as group):
@@ -338,7 +339,7 @@ class _Agent:
         names = [one.blob.name for one in command.states]
         return list(dict.fromkeys(self._coming[name] for name in names if name in self._coming))
 
-    def _group(self, executor: NodeExecutor, group: GroupRef, work_id: int) -> GroupRef:
+    def _group(self, executor: LocalExecutor, group: GroupRef, work_id: int) -> GroupRef:
         """Return the workers' group for a work. The engine gives a group another number after it was broken off.
 
         A group that was broken off stays so. Otherwise it is a new one if the workers have been reconnected meanwhile.
@@ -359,7 +360,7 @@ class _Agent:
             self._groups[group.devices] = group.group_id, refs
         return refs
 
-    def _break_off(self, executor: NodeExecutor, message: BreakOffGroup) -> None:
+    def _break_off(self, executor: LocalExecutor, message: BreakOffGroup) -> None:
         """End a group, also if none of its commands has come yet: later ones are then for a group that is broken."""
         group = GroupRef(message.group_id, message.devices)
         if not self._refs(group):
@@ -368,7 +369,7 @@ class _Agent:
         for ref in dict.fromkeys(self._refs(group).values()):
             executor.break_off(ref)
 
-    def _change(self, executor: NodeExecutor, message: Any) -> None:
+    def _change(self, executor: LocalExecutor, message: Any) -> None:
         match message:
             case BreakOffGroup():
                 self._break_off(executor, message)
@@ -390,7 +391,7 @@ class _Agent:
             case _:
                 self._change_models(executor, message)
 
-    def _change_models(self, executor: NodeExecutor, message: Any) -> None:
+    def _change_models(self, executor: LocalExecutor, message: Any) -> None:
         match message:
             case MeasureModel():
                 self._measure(executor, message)
@@ -409,7 +410,7 @@ class _Agent:
             case _:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
-    def _measure(self, executor: NodeExecutor, asked: MeasureModel) -> None:
+    def _measure(self, executor: LocalExecutor, asked: MeasureModel) -> None:
         """Measure at once: later commands for these workers are sent to them after the measurement."""
         what = asked.model, asked.batches, asked.degree, asked.num_runs, asked.loras, asked.known, asked.devices
         self._begin_chore(self._answer_measured(executor.calibrate(*what)))
@@ -420,10 +421,10 @@ class _Agent:
         except (WorkerStartFailed, CannotRun) as error:
             self._channel.send(ModelMeasured((), str(error), isinstance(error, CannotRun)))
 
-    async def _end_measuring(self, executor: NodeExecutor) -> None:
+    async def _end_measuring(self, executor: LocalExecutor) -> None:
         self._channel.send(LoadSpeeds(await executor.end_calibration()))
 
-    async def _add(self, executor: NodeExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
+    async def _add(self, executor: LocalExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
         """Read or serve a model, or read a LoRA; send the result."""
         try:
             match message:
@@ -443,14 +444,14 @@ class _Agent:
 
     # Blobs of other nodes.
 
-    def _fetch(self, executor: NodeExecutor, message: FetchBlobs) -> None:
+    def _fetch(self, executor: LocalExecutor, message: FetchBlobs) -> None:
         fetched = list[StateBlob]()
         task = self._begin_task(self._fetch_all(executor, message, fetched))
         self._fetches[task] = message.origin
         self._coming |= {blob.name: task for blob in message.blobs}
         task.add_done_callback(partial(self._answer_fetch, message, fetched, time.monotonic_ns()))
 
-    async def _fetch_all(self, executor: NodeExecutor, message: FetchBlobs, fetched: list[StateBlob]) -> None:
+    async def _fetch_all(self, executor: LocalExecutor, message: FetchBlobs, fetched: list[StateBlob]) -> None:
         """Fetch one blob after another into `fetched`. Raises FetchFailed: without one the others are of no use."""
         for blob in message.blobs:
             path = executor.blobs.path / blob.name

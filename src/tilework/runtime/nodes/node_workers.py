@@ -16,7 +16,6 @@ from tilework.core.component import Component
 from tilework.core.model import Source
 from tilework.core.wire.commands import DropWeights, GroupRef, StartOver
 from tilework.core.wire.reports import LoadedModel, Report, StartedOver, WeightsRead
-from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.executor import Listener
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
@@ -24,8 +23,6 @@ from tilework.runtime.nodes.messages import BeginNode
 
 _log = logging.getLogger(__name__)
 _END_WORKS_S = 5.0  # Longer than most steps.
-
-NodeExecutor = LocalExecutor | CellExecutor
 
 
 class NodeWorkers:
@@ -38,7 +35,7 @@ class NodeWorkers:
 
     def __init__(self, wait_s: float = 0.0) -> None:
         self._wait_s = wait_s
-        self._executor: NodeExecutor | None = None
+        self._executor: LocalExecutor | None = None
         self._begun: BeginNode | None = None
         self._models: tuple[LoadedModel, ...] | None = None  # None until all have loaded.
         self._has_changed = False
@@ -55,7 +52,7 @@ class NodeWorkers:
         assert self._models is not None
         return self._models
 
-    async def begin(self, begin: BeginNode, on_loading: Callable[[int], None]) -> NodeExecutor:
+    async def begin(self, begin: BeginNode, on_loading: Callable[[int], None]) -> LocalExecutor:
         """Return workers as `begin` asks for: those that wait, or new ones, whose loading `on_loading` follows.
 
         Raises WorkerStartFailed, OSError.
@@ -64,7 +61,7 @@ class NodeWorkers:
         if self._executor is not None and (self._begun != begin or self._has_changed):
             await self.end()
         if self._executor is None:
-            self._executor = executor = local_executor(_config(begin))
+            self._executor = executor = LocalExecutor(_config(begin))
             self._begun = begin
             self._has_changed = False
             self._on_loading = on_loading

@@ -2,93 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from commands import decode, encode, steps
-from runtime.test_worker_process import MODELLED, Listener
+from runtime.test_worker_process import Listener
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.commands import Execute, Forget, GroupRef, StopWork
+from tilework.core.wire.commands import BreakGroup, CloseGroup, Execute, Forget, GroupRef, StopWork
 from tilework.core.wire.reports import (
     CardReading,
     DeviceReading,
     Ended,
     Ending,
     Failed,
+    Loaded,
     Progress,
     Report,
     WeightsLoaded,
 )
 from tilework.core.wire.spec import Image, Spec
-from tilework.core.work import Group
-from tilework.runtime.cell_executor import CellExecutor
 from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 
 SPEC = Spec(prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
 IMAGE = Image(height=1, width=1, pixels=bytes(3))
 SLOT = 6
 """The CPU slot among the workers; it is device 3."""
+PLACED = ModelSource(path="m", name="m", devices=(0, 2))
 
 
 READING = DeviceReading(card=CardReading(celsius=61), allocator=None)
 
 
 @dataclass
-class Workers:
-    """Six workers and a CPU slot: notes what they are told."""
+class Worker:
+    """Notes what it is told."""
 
-    num_devices = 6
-    num_slots = 1
-    up: set[int] = field(default_factory=lambda: set(range(7)))
-    sent: list[tuple[int, Any]] = field(default_factory=list)
-    killed: list[int] = field(default_factory=list)
-    discarded: list[str] = field(default_factory=list)
-    groups: dict[Group, GroupRef] = field(default_factory=dict)
-    broken: list[GroupRef] = field(default_factory=list)
+    pid: int
+    sent: list[Any] = field(default_factory=list)
+    is_killed: bool = False
+    is_believed = True
 
-    @property
-    def devices_up(self) -> Group:
-        return tuple(sorted(self.up - {SLOT}))
+    def send(self, outgoing: Any) -> None:
+        self.sent.append(outgoing)
 
-    @property
-    def serving(self) -> Mapping[str, tuple[int, ...]]:
-        return {"m": (2, 3, 4, 5)}
+    def kill(self, reason: str) -> None:
+        self.is_killed = True
 
-    def send(self, worker: int, outgoing: Any) -> None:
-        self.sent.append((worker, outgoing))
 
-    def kill(self, worker: int, reason: str) -> None:
-        self.killed.append(worker)
+class Blobs:
+    """Notes which blobs are removed."""
 
+    def __init__(self) -> None:
+        self.discarded: list[str] = []
+
+    def add(self, blob: StateBlob) -> None: ...
+    def sweep(self, worker_id: int, pid: int) -> None: ...
     def discard(self, blob: StateBlob) -> None:
         self.discarded.append(blob.name)
 
-    def group(self, workers: Group) -> GroupRef:
-        return self.groups.setdefault(workers, GroupRef(len(self.groups) + 1, workers))
-
-    def break_off(self, ref: GroupRef) -> None:
-        self.broken.append(ref)
-
-    @property
-    def readings(self) -> Mapping[str, DeviceReading]:
-        return {"0": READING, "5": READING}
-
-    def pid(self, worker: int) -> int | None:
-        return 100 + worker if worker in self.up else None
-
 
 class Cells:
-    """Three cells of two workers each."""
+    """Three cells of two workers each, and a CPU slot."""
 
-    def __init__(self) -> None:
-        self.executor = CellExecutor(LocalConfig(num_workers=6, sources=(MODELLED,), cell_size=2))
-        self.workers, self.listener = Workers(), Listener()
-        self.executor._inner, self.executor._listener = self.workers, self.listener  # type: ignore[assignment]
-        self.executor._up = {0, 1, 2}
+    def __init__(self, max_restarts: int = 6) -> None:
+        config = LocalConfig(num_workers=6, sources=(PLACED,), cell_size=2, max_restarts=max_restarts)
+        self.executor = LocalExecutor(config)
+        self.workers = {worker_id: Worker(100 + worker_id) for worker_id in range(7)}
+        self.listener, self.blobs = Listener(), Blobs()
+        played: dict[str, Any] = {
+            "_workers": dict(self.workers),
+            "_up": set(self.workers),
+            "_num_slots": 1,
+            "_listener": self.listener,
+            "_blobs": self.blobs,
+            "_measures_beside": True,  # The start is over.
+            "_changes": SimpleNamespace(lost=lambda _worker_id: None),
+            "_loop": SimpleNamespace(call_later=lambda *_: None),
+            "_started_with": {worker_id: self.executor._sources_of(worker_id // 2) for worker_id in self.workers},
+            "_loaded": {worker_id: SimpleNamespace(done=lambda: True) for worker_id in self.workers},
+        }
+        vars(self.executor).update(played)
 
     def run(self, work_id: int, *devices: int) -> GroupRef:
         """Let cells run a work; returns its group."""
@@ -97,11 +95,27 @@ class Cells:
             self.executor.send(device_id, steps(work_id, ((1, 0),), 3, group=group))
         return group
 
-    def report(self, worker: int, report: Report) -> list[Report]:
+    def report(self, worker_id: int, report: Report) -> list[Report]:
         """Returns what the cell reports because of it."""
         known = len(self.listener.reports)
-        self.executor.on_report(worker, report)
+        self.executor._report(worker_id, report)
         return self.listener.reports[known:]
+
+    def restart(self, worker_id: int) -> None:
+        """Let a lost worker be up again."""
+        self.executor._workers[worker_id] = Worker(200 + worker_id)  # type: ignore[assignment]
+        self.executor._report(worker_id, Loaded((), 0))
+
+    def sent(self) -> list[tuple[int, Any]]:
+        """All that was sent since the last call, worker by worker."""
+        sent = [(worker_id, one) for worker_id, worker in self.workers.items() for one in worker.sent]
+        for worker in self.workers.values():
+            worker.sent.clear()
+        return sent
+
+    @property
+    def killed(self) -> list[int]:
+        return [worker_id for worker_id, worker in self.workers.items() if worker.is_killed]
 
 
 @pytest.fixture
@@ -119,37 +133,34 @@ def test_all_workers_of_a_cell_are_told_and_run_its_works_as_a_group(cells: Cell
     cells.executor.send(1, Forget(1))
     group = GroupRef(1, (2, 3))
     work = Execute(1, "model", "encode", ((1, 0),), specs={1: SPEC}, group=group)
-    assert cells.workers.sent == [(2, work), (3, work), (2, Forget(1)), (3, Forget(1))]
+    assert cells.sent() == [(2, work), (2, Forget(1)), (3, work), (3, Forget(1))]
     wide = cells.executor.group((2, 0))
     assert wide.devices == (4, 5, 0, 1)
-    cells.workers.sent.clear()
     cells.executor.send(2, steps(2, ((1, 0),), 3, group=wide))
-    assert [(worker, one.group) for worker, one in cells.workers.sent] == [(4, wide), (5, wide)]
-    cells.workers.sent.clear()
+    assert [(worker_id, one.group) for worker_id, one in cells.sent()] == [(4, wide), (5, wide)]
     cells.executor.send(2, StopWork(2))
     cells.executor.send(3, decode(3, 1))
-    assert cells.workers.sent == [(4, StopWork(2)), (SLOT, decode(3, 1))], "the first decides; a slot is no cell"
+    assert cells.sent() == [(4, StopWork(2)), (SLOT, decode(3, 1))], "the first decides; a slot is no cell"
 
 
 def test_devices_are_cells_and_slots_follow_them(cells: Cells) -> None:
     executor = cells.executor
     assert (executor.num_devices, executor.num_slots, executor.devices_up) == (3, 1, (0, 1, 2))
-    assert executor.serving == {"m": (1, 2)}
-    assert executor.pids == {"0.0": 100, "0.1": 101, "1.0": 102, "1.1": 103, "2.0": 104, "2.1": 105, "3": 106}
-    placed = CellExecutor(
-        LocalConfig(num_workers=6, sources=(ModelSource(path="m", devices=(0, 2)),), cell_size=2)
-    )._inner._config.sources[0]
-    assert isinstance(placed, ModelSource)
-    assert placed.devices == (0, 1, 4, 5)
+    assert executor.slots_up == (3,)
+    assert executor.serving == {"m": (0, 2)}
+    assert executor._sources_of(0) == executor._sources_of(2) == (PLACED,)
 
 
 def test_workers_are_named_by_their_place_in_a_cell(cells: Cells) -> None:
+    for worker_id in (0, 5):
+        assert cells.report(worker_id, READING) == []
     assert cells.executor.readings == {"0.0": READING, "2.1": READING}
     assert cells.executor.pids == {"0.0": 100, "0.1": 101, "1.0": 102, "1.1": 103, "2.0": 104, "2.1": 105, "3": 106}
 
 
 def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:
     cells.run(1, 0, 1)
+    cells.sent()
     assert cells.report(0, Progress(1, 1)) == [Progress(1, 1)]
     first, second = ended(1, blob="a"), ended(1)
     assert cells.report(1, second) == []
@@ -158,10 +169,10 @@ def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:
     assert cells.report(3, WeightsLoaded(4, 20)) == []
     assert cells.report(2, WeightsLoaded(4, 30, ("x",))) == [WeightsLoaded(4, 30, ("x",))]
     assert cells.report(SLOT, ended(7)) == [ended(7)]
-    assert cells.workers.discarded == []
-    assert cells.workers.broken == []
+    assert cells.blobs.discarded == []
     assert cells.report(3, ended(1)) == [ended(1)]
-    assert not cells.executor._running
+    assert cells.sent() == [], "no group is broken off"
+    assert not any(cell._running for cell in cells.executor._cells)
 
 
 @pytest.mark.parametrize(
@@ -190,43 +201,42 @@ def test_the_report_of_a_cell_that_could_not_go_on(
     cells: Cells, first: Report, second: Report, merged: Report, discarded: list[str]
 ) -> None:
     group = cells.run(1, 0)
+    cells.sent()
     assert cells.report(0, first) == []
     is_cut_off = isinstance(first, Failed) or (isinstance(first, Ended) and first.ending is Ending.BROKEN)
-    assert cells.workers.broken == [group] * is_cut_off, "the other worker must not wait"
+    broken = [(worker_id, how(group.group_id)) for worker_id in (0, 1) for how in (BreakGroup, CloseGroup)]
+    assert cells.sent() == (broken if is_cut_off else []), "the other worker must not wait"
     assert cells.report(1, second) == [merged]
-    assert cells.workers.discarded == discarded
+    assert cells.blobs.discarded == discarded
 
 
 def test_a_cell_is_lost_with_one_of_its_workers_and_joins_when_all_are_back(cells: Cells) -> None:
-    executor, workers, listener = cells.executor, cells.workers, cells.listener
+    executor, listener = cells.executor, cells.listener
     cells.run(1, 1)
     cells.report(3, ended(1, blob="early"))
-    workers.up -= {2}
-    executor.on_lost(2, "signal 9")
+    executor._on_exit(2, "signal 9")
     assert listener.lost == [(1, "signal 9")]
-    assert workers.killed == [3]
+    assert cells.killed == [3]
     assert executor.devices_up == (0, 2)
     assert cells.report(3, ended(2, blob="late")) == []
     assert cells.report(3, Progress(2, 1)) == []
-    assert workers.discarded == ["early", "late"]
-    workers.up |= {2}
-    executor.on_joined(2)
+    assert cells.blobs.discarded == ["early", "late"]
+    cells.restart(2)
     assert listener.joined == [], "the other one is about to end"
-    workers.up -= {3}
-    executor.on_lost(3, "its cell")
-    workers.up |= {3}
-    executor.on_joined(3)
+    executor._on_exit(3, "its cell")
+    cells.restart(3)
     assert listener.joined == [1]
     assert listener.lost == [(1, "signal 9")], "it is lost once"
     cells.run(1, 1)
     assert cells.report(2, ended(1, blob="new")) == [], "nothing is left of the reports before"
 
 
-def test_a_cell_is_killed_as_a_whole_and_given_up_with_one_of_its_workers(cells: Cells) -> None:
+def test_a_cell_is_killed_as_a_whole_and_given_up_with_one_of_its_workers() -> None:
+    cells = Cells(max_restarts=0)
     cells.executor.kill(1, "stuck")
-    assert cells.workers.killed == [2, 3]
+    assert cells.killed == [2, 3]
     left: list[Any] = []
     cells.listener.on_given_up = left.append  # type: ignore[method-assign]
-    cells.executor.on_given_up({0, 1, 2, 4, 5, SLOT})
-    cells.executor.on_given_up({0, 2, 4, SLOT})
-    assert left == [[0, 2, 3], ()]
+    for worker_id in (3, 1, 5):
+        cells.executor._on_exit(worker_id, "stuck")
+    assert left == [[0, 2, 3], [2, 3], ()]
