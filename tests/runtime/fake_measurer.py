@@ -98,7 +98,6 @@ class FakeExecutor:
     measured: list[str] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
     broken: frozenset[str] = frozenset()
-    num_stops: int = 0
     timed: list[tuple[str, str]] = field(default_factory=list)
     weights_bytes: int | None = None
     num_devices: int = 1
@@ -130,9 +129,6 @@ class FakeExecutor:
         rows = await measurer.calibrate(batches, degree, num_runs, known=known)
         self.timed += [(model, row.stage) for row in rows]
         return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
-
-    async def stop(self) -> None:
-        self.num_stops += 1
 
     async def end_calibration(self) -> dict[LoadSource, float]:
         return {LoadSource.DISK: 1e9}

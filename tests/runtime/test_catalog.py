@@ -150,6 +150,7 @@ class Server:
         loaded = [await self.executor.read_model(ModelSource(path=one, name=one), ()) for one in self.names]
         measuring = Measuring(
             executor=executor,
+            num_devices=1,
             cache=CostCache(Profiles(self.place)),
             exact=False,
             show=lambda _text: None,

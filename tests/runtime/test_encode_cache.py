@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,9 @@ class Files:
         self.names.add(f"{self.num}")
         return StateBlob(f"{self.num}", SIZE)
 
+    def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
+        raise NotImplementedError
+
     def copy(self, blob: StateBlob) -> StateBlob | None:
         return self.write() if blob.name in self.names else None
 
@@ -42,7 +46,7 @@ class Files:
 class Rig:
     def __init__(self, max_bytes: int = 10 * SIZE) -> None:
         self.files = Files()
-        self.cache = EncodeCache(max_bytes, self.files.copy, self.files.discard)
+        self.cache = EncodeCache(max_bytes, self.files)
         self.num_jobs = 0
 
     def encode(self, spec: Spec) -> StateBlob:

@@ -32,8 +32,15 @@ def model(name: str, parameters: int = 1, **changes: Any) -> LoadedModel:
     return LoadedModel(info=info, architecture=f"of {parameters}", components=components, **changes)
 
 
+def measuring_of(executor: FakeExecutor, **options: Any) -> Measuring:
+    options = {"cache": None, "exact": False, "show": lambda _text: None} | options
+    return Measuring(executor=executor, num_devices=executor.num_devices, **options)  # type: ignore[arg-type]
+
+
 def table(executor: FakeExecutor, *models: LoadedModel) -> CostTable:
-    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    measuring = Measuring(
+        executor=executor, num_devices=executor.num_devices, cache=None, exact=False, show=lambda _text: None
+    )  # type: ignore[arg-type]
     return asyncio.run(measuring.table(models))
 
 
@@ -41,7 +48,9 @@ def start(
     executor: FakeExecutor, *models: LoadedModel, not_loaded: Sequence[NotLoaded] = (), **options: Any
 ) -> tuple[list[str], dict[str, str], CostTable]:
     """The models that are served, why the others are not, and the costs."""
-    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None, **options)  # type: ignore[arg-type]
+    measuring = Measuring(
+        executor=executor, num_devices=executor.num_devices, cache=None, exact=False, show=lambda _text: None, **options
+    )  # type: ignore[arg-type]
     served, costs = asyncio.run(measuring.start(models, not_loaded, None))
     assert costs.pipelines == tuple(one.info.name for one in served)
     return (
@@ -87,6 +96,7 @@ def test_a_model_whose_largest_stage_has_no_room_is_not_tried() -> None:
 def test_a_model_that_could_not_be_loaded_is_not_served_either(place: int, firsts: list[str]) -> None:
     measuring = Measuring(
         executor=FakeExecutor(broken=frozenset({"b"})),  # type: ignore[arg-type]
+        num_devices=1,
         cache=None,
         exact=False,
         show=lambda _text: None,
@@ -130,7 +140,6 @@ def test_a_start_fails_if_no_model_runs_or_if_all_are_required(
         start(executor, *(model(name, parameters=place) for place, name in enumerate(names, 1)), **options)
     assert str(raised.value) == message
     assert not executor.measured
-    assert executor.num_stops == 1
 
 
 def limited(executor: FakeExecutor, most_s: float, *models: LoadedModel) -> tuple[Measuring, CostTable, list[str]]:
@@ -138,6 +147,7 @@ def limited(executor: FakeExecutor, most_s: float, *models: LoadedModel) -> tupl
     said: list[str] = []
     measuring = Measuring(
         executor=executor,  # type: ignore[arg-type]
+        num_devices=executor.num_devices,
         cache=None,
         exact=False,
         show=said.append,
@@ -214,6 +224,7 @@ def test_what_is_predicted_is_measured_by_the_next_start(tmp_path: Path) -> None
     for most_s, measured, is_predicted in ((1.5, 2, True), (9, 3, False), (9, 3, False)):
         measuring = Measuring(
             executor=executor,  # type: ignore[arg-type]
+            num_devices=executor.num_devices,
             cache=cache,
             exact=False,
             show=lambda _text: None,
@@ -243,7 +254,9 @@ def test_how_fast_weights_are_loaded_is_measured_if_a_given_table_does_not_say(
 ) -> None:
     executor = FakeExecutor(weights_bytes=weights_bytes)
     given, models = replace(table(FakeExecutor(), model("a")), load_bytes_per_s=known), [model("a"), model("b")]
-    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    measuring = Measuring(
+        executor=executor, num_devices=executor.num_devices, cache=None, exact=False, show=lambda _text: None
+    )  # type: ignore[arg-type]
     completed = asyncio.run(measuring.completed(given, models))
     is_measured = weights_bytes is not None and LoadSource.DISK not in known
     assert executor.measured == (["a", "b"] if is_measured else [])
@@ -292,7 +305,9 @@ def test_the_costs_of_an_added_model_are_those_of_one_like_it() -> None:
     executor = FakeExecutor(weights_bytes=100)
     first, like, other = model("a"), model("b"), model("c", parameters=3)
     costs = with_weights(table(executor, first), [first], 100)
-    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    measuring = Measuring(
+        executor=executor, num_devices=executor.num_devices, cache=None, exact=False, show=lambda _text: None
+    )  # type: ignore[arg-type]
     part = measuring.known(like, [first], costs)
     assert part is not None
     assert rows(part, "b") == rows(costs, "a")
@@ -305,7 +320,9 @@ def test_how_fast_weights_are_loaded_is_measured_with_the_first_model_that_has_s
     executor = FakeExecutor(weights_bytes=100)
     functions, first = replace(model("functions"), components={}), model("a", parameters=2)
     costs = replace(with_weights(table(executor, functions), [functions], 100), load_bytes_per_s={})
-    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    measuring = Measuring(
+        executor=executor, num_devices=executor.num_devices, cache=None, exact=False, show=lambda _text: None
+    )  # type: ignore[arg-type]
     known = table(FakeExecutor(), first) if is_known else None
     executor.timed.clear()
     assert measuring.lacks_speeds(costs, first)

@@ -35,6 +35,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
+from tilework.runtime.models.measuring import Measuring
 from waiting import PATIENCE_S, eventually, until
 
 ROWS = (CostRow(pipeline=MODEL, stage=DIFFUSE, height=64, width=64, seconds=0.01),)
@@ -355,6 +356,20 @@ def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
     asyncio.run(play())
     gc.collect()
     assert not complaints
+
+
+def test_a_start_of_which_no_model_can_run_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_args: object) -> None:
+        raise WorkerStartFailed("no model can run here")
+
+    async def play() -> None:
+        executor = LocalExecutor(LocalConfig(num_workers=1, sources=(MODELLED,)))
+        with pytest.raises(WorkerStartFailed, match="no model can run here"):
+            await Engine(EngineConfig(), executor).start()
+        assert not executor.pids
+
+    monkeypatch.setattr(Measuring, "start", fail)
+    asyncio.run(play())
 
 
 def test_a_node_that_is_told_to_end_while_the_engine_starts_is_let_go_when_it_has() -> None:

@@ -25,6 +25,7 @@ from tilework.core.policy import CostModel
 from tilework.core.request import Request
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.spec import Spec
+from tilework.runtime.executor import ExecutorBlobs
 
 _NOT_ENCODED = frozenset({"seed", "preview_every", "pictures"})
 """Fields of a spec that are not in a key; pictures are included by their pixels."""
@@ -40,20 +41,11 @@ class CacheUsage:
 
 
 class EncodeCache:
-    """Keeps up to `max_bytes` of encoded inputs; those used longest ago are dropped first. With 0 it does nothing.
+    """Keeps up to `max_bytes` of encoded inputs; those used longest ago are dropped first. With 0 it does nothing."""
 
-    `copy` gives a blob a second name, or returns None if it is gone; `discard` removes a name.
-    """
-
-    def __init__(
-        self,
-        max_bytes: int,
-        copy: Callable[[StateBlob], StateBlob | None],
-        discard: Callable[[StateBlob], object],
-    ) -> None:
+    def __init__(self, max_bytes: int, blobs: ExecutorBlobs) -> None:
         self._max_bytes = max_bytes
-        self._copy = copy
-        self._discard = discard
+        self._blobs = blobs
         self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
         self._num_bytes = self._num_hits = self._num_misses = 0
         self._encoded: dict[int, set[int]] = {}  # The stages whose outputs are the same for any seed, by job.
@@ -114,10 +106,10 @@ class EncodeCache:
         """Return the same states in blobs of their own; empty if one is gone."""
         copies: list[SavedState] = []
         for state in checkpoint.states:
-            blob = self._copy(state.blob)
+            blob = self._blobs.copy(state.blob)
             if blob is None:
                 for one in copies:
-                    self._discard(one.blob)
+                    self._blobs.discard(one.blob)
                 return Checkpoint()
             copies.append(replace(state, blob=blob))
         return Checkpoint(tuple(copies))
@@ -125,7 +117,7 @@ class EncodeCache:
     def _drop(self, key: str) -> None:
         for blob in self._kept.pop(key, Checkpoint()).blobs:
             self._num_bytes -= blob.num_bytes
-            self._discard(blob)
+            self._blobs.discard(blob)
 
     def lose(self, gone: Collection[StateBlob]) -> None:
         """Drop entries that cannot be used without these blobs."""

@@ -50,7 +50,7 @@ from tilework.runtime.control_loop import ControlLoop, Incoming
 from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.event_log.log_file import LogFile
 from tilework.runtime.event_log.segmented_file import SegmentedFile
-from tilework.runtime.executor import Executor
+from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.models.catalog import Catalog
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.measuring import Measuring, name_refused, with_weights
@@ -136,7 +136,7 @@ class Engine:
         self._leaving_at_start = list[Callable[[], None]]()
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
-        self._encode_cache = EncodeCache(config.encode_cache_bytes, executor.copy, executor.discard)
+        self._encode_cache = EncodeCache(config.encode_cache_bytes, executor)
         self._started = False
         self._draining = False
         self._stopped = False
@@ -186,13 +186,18 @@ class Engine:
         loaded_ns = time.monotonic_ns()
         measuring = Measuring(
             executor=self._executor,
+            num_devices=self._executor.num_devices,
             cache=self._config.cache,
             exact=self._config.exact,
             show=self._show,
             require_all=self._config.require_all,
             most_s=self._config.measure_s,
         )
-        served, table = await measuring.start(loaded, self._executor.not_loaded, self._config.table)
+        try:
+            served, table = await measuring.start(loaded, self._executor.not_loaded, self._config.table)
+        except WorkerStartFailed:
+            await self._executor.stop()
+            raise
         self._start_parts = StartParts.of(
             loaded, loaded_ns - begin_ns, time.monotonic_ns() - loaded_ns, measuring.first_ns
         )
@@ -205,7 +210,8 @@ class Engine:
             self._controller, self._requests, self._log, self._observer, self.now_ns, self._on_failed, self._check_lease
         )
         self._dispatcher = WorkDispatcher(
-            executor=self._executor,
+            commands=self._executor,
+            blobs=self._executor,
             controller=self._controller,
             watchdog=self._config.watchdog,
             request_table=self._requests,

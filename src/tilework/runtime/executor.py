@@ -80,19 +80,16 @@ class NodesListener(Listener, Protocol):
         """Note the loss of a node, with those of these devices that were up, and blobs that no other node has."""
 
 
-class Executor(Protocol):
-    """Carries commands to devices, first in, first out per device.
-
-    Its listener gets no impossible report: the sender is lost instead.
-    """
+class ExecutorDevices(Protocol):
+    """The devices of an executor: which there are, how they are connected, what they report of themselves."""
 
     @property
     def num_devices(self) -> int:
         """Number of accelerators; their ids count from 0."""
 
     @property
-    def cell_size(self) -> int:
-        """Number of workers that form each accelerator. They hold its weights together, and run its works together."""
+    def num_slots(self) -> int:
+        """Number of CPU slots, known once the devices are up; their ids follow those of the accelerators."""
 
     @property
     def devices_up(self) -> Group:
@@ -101,10 +98,6 @@ class Executor(Protocol):
     @property
     def slots_up(self) -> Group:
         """CPU slots that have loaded and are not lost."""
-
-    @property
-    def num_slots(self) -> int:
-        """Number of CPU slots, known once the devices are up; their ids follow those of the accelerators."""
 
     def node(self, device_id: int) -> int:
         """Return the node of an accelerator or CPU slot: groups lie on one node, and states move faster there."""
@@ -118,8 +111,40 @@ class Executor(Protocol):
         """True if some of them are being connected, which takes seconds."""
 
     @property
+    def resident_bytes(self) -> Mapping[str, int]:
+        """Memory of the existing workers, by device: "0"; in a cell by device and rank: "0.1".
+
+        Shared pages included; only where there is /proc.
+        """
+
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        """Latest readings that the device of each worker has reported, by the same names; only of CUDA devices."""
+
+    @property
+    def bad_reports(self) -> Mapping[int, int]:
+        """Number of times that the node at each place, or a worker there, was lost after an impossible report."""
+
+    async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
+        """Start every device; returns the models that can be loaded, in the order of their configuration.
+
+        Raises WorkerStartFailed.
+        """
+
+    async def stop(self) -> None:
+        """End every device. May be called twice, or without `start`."""
+
+
+class ExecutorModels(Protocol):
+    """The models of an executor: what its devices serve and have room for, how that changes, what it costs."""
+
+    @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
         """Accelerators of each model that not all serve, by its name; known once they are up."""
+
+    @property
+    def not_loaded(self) -> Sequence[NotLoaded]:
+        """Models of the start that could not be loaded; known once the start is over. The others are served."""
 
     @property
     def weights_bytes(self) -> int | None:
@@ -131,16 +156,6 @@ class Executor(Protocol):
 
         None: no limit, or no weights are loaded on demand.
         """
-
-    async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
-        """Start every device; returns the models that can be loaded, in the order of their configuration.
-
-        Raises WorkerStartFailed.
-        """
-
-    @property
-    def not_loaded(self) -> Sequence[NotLoaded]:
-        """Models of the start that could not be loaded; known once the start is over. The others are served."""
 
     def profile_key(self, model: str) -> ProfileKey:
         """Return the hardware, model and settings that identify measurements; known once the devices are up."""
@@ -191,24 +206,16 @@ class Executor(Protocol):
     def remove_lora(self, model: str, name: str) -> None:
         """Stop letting requests for a model use a LoRA."""
 
-    @property
-    def resident_bytes(self) -> Mapping[str, int]:
-        """Memory of the existing workers, by device: "0"; in a cell by device and rank: "0.1".
 
-        Shared pages included; only where there is /proc.
-        """
+class ExecutorCommands(Protocol):
+    """The way of commands to the devices of an executor, first in, first out per device."""
 
     @property
-    def readings(self) -> Mapping[str, DeviceReading]:
-        """Latest readings that the device of each worker has reported, by the same names; only of CUDA devices."""
+    def cell_size(self) -> int:
+        """Number of workers that form each accelerator. They hold its weights together, and run its works together."""
 
-    @property
-    def bad_reports(self) -> Mapping[int, int]:
-        """Number of times that the node at each place, or a worker there, was lost after an impossible report."""
-
-    def send(self, device_id: int, outgoing: Outgoing) -> None: ...
-    def read_ahead(self, read: ReadComponents) -> None:
-        """Let the host read components; `on_read` follows. It does one read at a time."""
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        """Send a command after the earlier ones; nothing is sent to a lost device."""
 
     def group(self, devices: Group) -> GroupRef:
         """Return the group of these devices, for commands that are sent next."""
@@ -218,6 +225,13 @@ class Executor(Protocol):
 
     def kill(self, device_id: int, reason: str) -> None:
         """Kill the worker of a device; `on_lost` with this reason follows."""
+
+    def read_ahead(self, read: ReadComponents) -> None:
+        """Let the host read components; `on_read` follows. It does one read at a time."""
+
+
+class ExecutorBlobs(Protocol):
+    """The state blobs that the devices of an executor have written."""
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
         """Keep the blobs of an earlier server; returns those that still exist.
@@ -231,4 +245,9 @@ class Executor(Protocol):
     def discard(self, blob: StateBlob) -> None:
         """Remove a blob that is no longer needed."""
 
-    async def stop(self) -> None: ...
+
+class Executor(ExecutorDevices, ExecutorModels, ExecutorCommands, ExecutorBlobs, Protocol):
+    """All that an engine asks of its devices.
+
+    Its listener gets no impossible report: the sender is lost instead.
+    """

@@ -41,7 +41,7 @@ from tilework.core.wire.commands import Command, DropWeights, GroupRef, LoadWeig
 from tilework.core.wire.reports import Ended, Failed, KeptStates, Preview, Progress, Report, WeightsLoaded
 from tilework.core.work import Group, Work
 from tilework.runtime.encode_cache import EncodeCache
-from tilework.runtime.executor import Executor
+from tilework.runtime.executor import ExecutorBlobs, ExecutorCommands
 from tilework.runtime.models.turns import DeviceTurns
 from tilework.runtime.observer import Observer
 from tilework.runtime.outbox import Outgoing
@@ -65,7 +65,8 @@ class WorkDispatcher:
 
     def __init__(
         self,
-        executor: Executor,
+        commands: ExecutorCommands,
+        blobs: ExecutorBlobs,
         controller: Controller,
         watchdog: WatchdogConfig,
         request_table: RequestTable,
@@ -83,7 +84,8 @@ class WorkDispatcher:
         self._controller = controller
         self._encode_cache = encode_cache
         self._recorder = WorkRecorder(controller, request_table, keeper, observer, origin_ns)
-        self._executor = executor
+        self._commands = commands
+        self._blobs = blobs
         self._requests = request_table
         self._handle = handle
         self._groups: dict[int, GroupRef] = {}  # By work in flight, if it has one.
@@ -147,7 +149,7 @@ class WorkDispatcher:
 
     def _discard(self, blobs: Iterable[StateBlob]) -> None:
         for blob in blobs:
-            self._executor.discard(blob)
+            self._blobs.discard(blob)
 
     # Actions of the controller.
 
@@ -156,13 +158,13 @@ class WorkDispatcher:
         if self._is_stopping and isinstance(action, RunWork | Measure):
             return
         if isinstance(action, ReadComponents):
-            self._executor.read_ahead(action)
+            self._commands.read_ahead(action)
         elif isinstance(action, Measure):
             self.turns.begin(action)
         for devices, message in self._core.perform(action):
             outgoing = self._outgoing(message)
             for device_id in devices:
-                self._executor.send(device_id, outgoing)
+                self._commands.send(device_id, outgoing)
             if isinstance(action, MoveState):
                 self._recorder.observer.on_moved(action.job_id)
             elif isinstance(action, Stop):
@@ -190,7 +192,7 @@ class WorkDispatcher:
         self._recorder.begin(work)
         group = None
         if len(work.devices) > 1:
-            group = self._groups[work.work_id] = self._executor.group(work.devices)
+            group = self._groups[work.work_id] = self._commands.group(work.devices)
         return run_command(work, {job_id: self._requests[job_id].spec for job_id in work.job_ids}, group)
 
     # Reports of devices.
@@ -275,13 +277,13 @@ class WorkDispatcher:
                 case Resolve(move):
                     self._resolve(move)
                 case BreakOff(work):
-                    self._executor.break_off(self._groups[work.work_id])
+                    self._commands.break_off(self._groups[work.work_id])
                 case Discard(blobs):
                     self._discard(blobs)
                 case ReportStuck(work, limit_ns):
                     self._stuck(work, limit_ns)
                 case Kill(device_id, limit_ns):
-                    self._executor.kill(device_id, f"it made no progress for {s_from_ns(limit_ns):g} s")
+                    self._commands.kill(device_id, f"it made no progress for {s_from_ns(limit_ns):g} s")
         self._let_idle_go()
 
     def _end(self, result: WorkResult) -> None:
@@ -303,12 +305,12 @@ class WorkDispatcher:
 
         In a cell the first device has other workers, too.
         """
-        others = result.work.devices[0 if self._executor.cell_size > 1 else 1 :]
+        others = result.work.devices[0 if self._commands.cell_size > 1 else 1 :]
         for job_id, position in result.members.items() if others else ():
             saved = self._core.states.saved(job_id, position + result.steps_done)
             if saved is not None:
                 for device_id in others:
-                    self._executor.send(device_id, NoteSaved(job_id, saved))
+                    self._commands.send(device_id, NoteSaved(job_id, saved))
 
     def _keep_encoded(self, result: WorkResult) -> None:
         """Offer outputs that a stage has written, and that are the same for any seed, to the cache."""

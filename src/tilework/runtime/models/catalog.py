@@ -18,7 +18,7 @@ from tilework.core.time import ns_from_s
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.table import CostTable, only
 from tilework.cost.table_file import table_json
-from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed, name_taken
+from tilework.runtime.executor import ExecutorModels, ModelRefused, WorkerStartFailed, name_taken
 from tilework.runtime.models.calibration_weights import lacks_room
 from tilework.runtime.models.measuring import Measuring
 from tilework.runtime.models.model_costs import ModelCosts, Part
@@ -45,7 +45,7 @@ class Catalog:
     infos: dict[str, ModelInfo]
     not_served: dict[str, NotServed] = field(default_factory=dict)
     loaded: list[LoadedModel]
-    executor: Executor
+    executor: ExecutorModels
     usual: ModelSource
     controller: Controller
     measuring: Measuring

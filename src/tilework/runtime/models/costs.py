@@ -22,7 +22,7 @@ from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import RowKey, merge_rows, row_key
 from tilework.cost.table import CostTable, graphs_of
-from tilework.runtime.executor import CannotRun, Executor
+from tilework.runtime.executor import CannotRun, ExecutorModels
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
@@ -62,7 +62,7 @@ class Measurer(Protocol):
 class ModelMeasurer:
     """Measures one model of an executor that has started."""
 
-    executor: Executor
+    executor: ExecutorModels
     model: str
 
     @property

@@ -16,7 +16,7 @@ from tilework.core.model import ModelInfo, NotServed
 from tilework.core.wire.reports import LoadedModel, NotLoaded
 from tilework.cost.rows import missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of, merged, only, renamed
-from tilework.runtime.executor import CannotRun, Executor, ModelRefused, WorkerStartFailed
+from tilework.runtime.executor import CannotRun, ExecutorModels, ModelRefused, WorkerStartFailed
 from tilework.runtime.models.calibration_weights import lacks_room
 from tilework.runtime.models.costs import (
     LORA_ROUNDS,
@@ -47,7 +47,8 @@ class Measuring:
     measured.
     """
 
-    executor: Executor
+    executor: ExecutorModels
+    num_devices: int
     cache: CostCache | None
     exact: bool
     show: Callable[[str], None]
@@ -83,7 +84,6 @@ class Measuring:
                 self.not_served[name] = NotServed(name=name, reason=reasons[name], is_first=one is first, info=one.info)
         served = [one for one in loaded if not reasons[one.info.name]]
         if not served or (self.not_served and self.require_all):
-            await self.executor.stop()
             raise WorkerStartFailed(self._told(len(loaded) + len(not_loaded)))
         for refused in self.not_served.values():
             _log.error("%s is not served, and others are: %s", refused.name, refused.reason)
@@ -165,7 +165,6 @@ class Measuring:
     async def _table_of(self, costs: ModelCosts) -> CostTable:
         """Return the table of a model's costs. Raises WorkerStartFailed if the model runs at no size."""
         if (table := costs.table()) is None:
-            await self.executor.stop()
             sizes = ", ".join(map(str, calibration_shapes(costs.info)))
             raise WorkerStartFailed(f"{costs.info.name} ran at none of {sizes}; the log says why")
         return table
@@ -244,7 +243,7 @@ class Measuring:
 
     def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
         """Return powers of two, as policies use them; 1 if all requests are exact."""
-        num_devices = len(self.executor.serving.get(info.name, range(self.executor.num_devices)))
+        num_devices = len(self.executor.serving.get(info.name, range(self.num_devices)))
         most = 1 if self.exact else min(info.max_degree, num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 

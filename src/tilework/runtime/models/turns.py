@@ -18,7 +18,7 @@ from tilework.core.wire.reports import LoadedModel
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.cost.table import CostTable
-from tilework.runtime.executor import Executor, ModelRefused
+from tilework.runtime.executor import ExecutorModels, ModelRefused
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class TurnMeasurer:
     """
 
     turns: DeviceTurns
-    executor: Executor
+    executor: ExecutorModels
     model: LoadedModel
     table: CostTable
     idle_ns: int | None = None
