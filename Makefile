@@ -70,7 +70,7 @@ docs: $(VENV)/serve ## Record the examples of the API from a server that is star
 	@$(BIN)/python tools/class_tables.py docs/models.md README.md
 
 # What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables. The pages of
-# the API and of classes are made here: of the OpenAPI document, and of the diffusers that is installed.
+# the API, of settings and of classes are made here: of the OpenAPI document, the fields and the diffusers installed.
 site: OUT = out/site
 site: $(VENV)/serve $(VENV)/docs ## Build the documentation as a site in OUT/html; a broken link is an error
 	@rm -rf $(OUT)/pages $(OUT)/html
@@ -79,6 +79,7 @@ site: $(VENV)/serve $(VENV)/docs ## Build the documentation as a site in OUT/htm
 	@cp --parents -r *.md LICENSE docs deploy examples bench/README.md bench/results bench/suite/decisions/names.json \
 		tests/README.md lab/README.md lab/docs training/*/README.md training/*/*.json training/*/*.png src/tilework/data/grafana.json $(OUT)/pages
 	@$(BIN)/python tools/api_reference.py > $(OUT)/pages/docs/api.md
+	@$(BIN)/python tools/settings_table.py > $(OUT)/pages/docs/settings.md
 	@$(BIN)/python tools/class_tables.py --tables > $(OUT)/pages/docs/classes.md
 	@$(BIN)/zensical build --strict --config-file $(OUT)/mkdocs.yml
 	@echo "$(OUT)/html/index.html; any web server can serve the folder, such as $(BIN)/python -m http.server -d $(OUT)/html"

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.command_line import invoke
+from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.cli.options.config_file import FileAgain
 from tilework.cli.options.logs import ServerLog
@@ -61,6 +63,15 @@ def test_an_option_goes_before_the_environment_and_that_before_the_file(
     assert (found["threads"], found["host"]) == ((1, "default"), ("127.0.0.1", "default"))
     monkeypatch.setenv("TILEWORK_CONFIG", str(path))
     assert shown()["port"] == (1, "file")
+
+
+def test_every_variable_that_the_help_names_is_known() -> None:
+    """The server refuses variables that neither it nor the command knows."""
+    names = set(re.findall(r"env\s+var:\s+(TILEWORK_\w+)", invoke("serve", "--help").stdout))
+    assert len(names) > 30
+    for name in names - {"TILEWORK_CONFIG"}:
+        result = CliRunner().invoke(app, ["serve", "--show-config"], env={name: "1"})
+        assert "is not a setting" not in f"{result.output}{result.exception}"
 
 
 def test_a_server_is_started_with_what_is_shown(write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from math import inf
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,6 +20,9 @@ from tilework.control.controller import ControllerConfig
 from tilework.runtime.engine import EngineConfig
 from tilework.server.api.app import new_store
 from tilework.server.config import ConfigError, ServerConfig, load_config
+from tools.settings_table import page
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def loaded(
@@ -89,6 +94,16 @@ def test_only_load_config_reads_the_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TILEWORK_PORT", "9000")
     assert ServerConfig().port == 8000
     assert load_config().port == 9000
+
+
+def test_the_page_of_settings_says_of_each_what_it_is() -> None:
+    lines = "\n".join(page()).splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(ServerConfig.model_fields)
+    assert [row for row in rows if not row.endswith(". |")] == []
+    assert "| `max_backlog_s`, `--max-backlog` | 3600 | 0.001<=x<=31622400 | Seconds of all devices" in "\n".join(rows)
+    assert "| `max_input_bytes` | 64 MiB | 1024<=x<=1073741824 | Body" in "\n".join(rows)
+    assert all((DOCS / name).exists() for name in re.findall(r"\]\((\w+\.md)\)", "\n".join(rows)))
 
 
 def test_settings_of_others_are_skipped() -> None:

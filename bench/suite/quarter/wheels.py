@@ -80,8 +80,6 @@ PACKED = (
     "opentelemetry-api",
     "pydantic",
     "pydantic-core",
-    "pydantic-settings",
-    "python-dotenv",
     "python-multipart",
     "setproctitle",
     "sse-starlette",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilework.cli.console import UserError, console, out, user_errors
-from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
+from tilework.cli.options.nodes import KEPT, TOKEN, NodeGroup, parse_address
 from tilework.distribution import install_command
 
 if TYPE_CHECKING:
@@ -182,8 +182,6 @@ def _make(path: Path) -> None:
     hidden.unlink()
 
 
-KEPT = "TILEWORK_KEPT"
-"""The variable of the environment that says to a server that Ray keeps it."""
 _PAUSE_S = 1.0  # Until Ray is asked again.
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,30 +52,14 @@ from tilework.server.reload import Reread
 from tilework.store.durable import LOGS, DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-NOT_OF_THE_SERVER = (
-    "profiles",
-    "log_level",
-    "log_file",
-    "worker_memory",
-    "weights_memory",
-    "states_memory",
-    "loras",
-    "cluster_token",
-    "cell",
-    "device",
-    "config",
-    "kept",
-)
-"""Settings of the environment that belong to the command."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """A server as `tilework serve` is asked for it.
 
     `settings` are the server's own settings given as options, or None; `file` are those of a file, which give way to
-    the environment; `again` reads the file again. `usual` is how a model runs that is added later. `logs` says where
-    the event log goes, `server_log` where messages go.
+    the environment; `again` reads the file again. `others` are variables of the command itself. `usual` is how a model
+    runs that is added later. `logs` says where the event log goes, `server_log` where messages go.
     """
 
     workers: Workers
@@ -89,6 +73,7 @@ class Serving:
     require_all: bool
     settings: Mapping[str, object]
     file: Mapping[str, object]
+    others: Collection[str]
     standby: bool
     logs: LogGroup
     server_log: ServerLog
@@ -104,7 +89,7 @@ class Serving:
         ):
             signals = Signals()
             stack.enter_context(signals.without_loop(self.server_log.reopen))  # A standby may wait for days.
-            config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
+            config = load_config(self.settings, file=self.file, others=self.others)
             self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
             state = self._state(config, stack)
@@ -157,7 +142,7 @@ class Serving:
         except UserError as error:
             raise ConfigError(str(error)) from None
         try:
-            config = load_config(self.settings, file=now.server, others=NOT_OF_THE_SERVER)
+            config = load_config(self.settings, file=now.server, others=self.others)
         except ConfigError as error:  # Nothing else can have changed than the file.
             raise ConfigError(f"{now.path}: {error}") from None
         return Reread(

@@ -6,13 +6,25 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.cache import LEAST_INTERVAL, MAX_INTERVAL, MAX_THRESHOLD, CacheName
@@ -34,6 +46,18 @@ _YEAR_S = 366 * 86400.0
 Seconds = Annotated[float, Field(ge=0, le=86400.0, allow_inf_nan=False)]
 SomeSeconds = Annotated[float, Field(ge=1e-3, le=86400.0, allow_inf_nan=False)]
 LongSeconds = Annotated[float, Field(ge=1e-3, le=_YEAR_S, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Marks a setting that is an option of `tilework serve`, too; its `flag` is by default its name.
+
+    A path in a file of settings begins at the directory of the file.
+    """
+
+    metavar: str | None = None
+    flag: str | None = None
+    is_path: bool = False
 
 
 class ConfigError(ValueError):
@@ -61,120 +85,159 @@ PromisePrice = Annotated[float, BeforeValidator(_checked_price)]
 ModelName = Annotated[str, AfterValidator(_checked_model_name)]
 
 
-class ServerConfig(BaseSettings):
+class ServerConfig(BaseModel):
     """Limits and addresses of the HTTP server. Made directly, it reads no environment: see `load_config`.
 
-    `port` 0 takes a free one. On `probe_port` of the loopback, probes and metrics need no key. `public_url` replaces
-    scheme and host in the URLs of results, for servers behind a proxy. `allow_origin` are the origins of pages that may
-    call the server, by commas, or "*" for all. `frontends` is the number of processes that take HTTP (see
-    `server.frontends`); with 0 the controller's own does. `max_connections` are divided among them.
-
-    `api_key` is one key or several, separated by commas; None leaves the server open. With `admin_key`, one or several,
-    a client of the default tenant may change what is served; with `metrics_key` it may read metrics and nothing else.
-    `tenants` is the path of a TOML file (see `server.tenants`), `models` that of another (see `server.models_file`).
-    `served_model_name` are the names of the first model for clients, one or several by commas.
-
-    `default_slo` is the deadline of requests that give none (see `server.default_slo`). `max_jobs` images of all
-    tenants may wait or run at a time; when another comes in, the devices may need at most `max_backlog_s` for them (see
-    `admission.admission_limits`). `promise_price` is the number of other deadlines that a promise may cost. `max_batch`
-    is the most images that share a forward pass. `exact` makes all requests exact (see `core.request.Request`).
-    `cache`, and `cache_threshold` or `cache_interval`, are for requests that are not exact and give none (see
-    `core.cache`; None: the default of the cache). With `strict` a field that means nothing here is refused, not
-    ignored. `encode_cache_bytes` bounds the encoded inputs of earlier requests (see `runtime.encode_cache`).
-
-    `max_input_bytes` bounds a body with pictures, `max_picture_bytes` one file, `max_input_pixels` all pictures of a
-    call, and `input_bytes` the memory of all calls' pictures. `video_codec` compresses videos (see
-    `core.wire.spec.VideoCodec`). With `metadata` PNG files say how they were drawn, and from what (see
-    `calls.provenance`). `safety_filter` names code that looks at prompts and images (see `server.safety_filter`).
-    `traces` is the URL of a collector of OpenTelemetry (see `server.traces`).
-
-    `webhook_origins` are those of servers that calls may have told of their end, in notices that are signed with
-    `webhook_secret` (see `webhooks.notice`). `set_name` is the name of this server for others, and `registry` the
-    address at which it finds them (see `server.sets`). Its node manager moves nodes by windows of `set_window_s`, to
-    sets that are busy for more than `set_threshold`.
-
-    `durable` is a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches,
-    of `batch_bytes` in all. Batches that have ended, and files that set no other time, are kept for `batch_ttl_s`. A
-    tenant has at most `max_batches`, of which `max_running_batches` make calls at a time, and `max_batch_files` of
-    calls (see `batches`). `results` are addresses of Redis servers for images, by commas, or a bucket of S3 (see
-    `store.redis_results`, `store.s3_results`); while these take none, `spool_bytes` of them wait on this machine's disk
-    (see `store.spooled`). `max_records` and `record_bytes` bound the records of calls that have ended.
-
-    `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
-    a whole request head, and for a whole body. After `send_timeout_s` a client that takes too little of an answer is
-    cut off (see `http.connections.protocol`). `drain_s` is how long a stop waits for open calls and for answers under
-    way.
+    The first paragraph of a field's text is the help of its option. A name says the unit: `_s` is seconds, `_bytes` is
+    bytes. An empty text is None where a setting may be None.
 
     Raises:
         ValidationError: a value has the wrong type or is out of its range.
     """
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    probe_port: int | None = Field(None, ge=0, le=65535)
-    api_key: str | None = Field(None, repr=False)
+    host: Annotated[str, Option()] = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all of this machine."""
+    port: Annotated[int, Option()] = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    probe_port: Annotated[int | None, Option()] = Field(None, ge=0, le=65535)
+    """Port of the loopback on which /health, /ready and /metrics need no key; 0 takes a free one."""
+    frontends: Annotated[int, Option()] = Field(0, ge=0, le=64)
+    """Processes that take HTTP, so that connections cost the controller's process little; 0: that process takes HTTP
+    itself (docs/operations.md)."""
+    api_key: Annotated[str | None, Option()] = Field(None, repr=False)
+    """Keys of clients, by commas; without any the server is open. Better set by the variable, which no list of
+    processes shows.
+
+    `/health`, `/ready` and the files of the page need none; `/docs` asks for a key as the password."""
     admin_key: str | None = Field(None, repr=False)
+    """Keys by commas, with which a client of the default tenant may also change the models that are served."""
     metrics_key: str | None = Field(None, repr=False)
-    tenants: str | None = None
-    models: str | None = None
-    durable: str | None = None
-    results: str | None = None
+    """Keys by commas that read `/metrics`, and nothing else."""
+    served_model_name: Annotated[str | None, Option("NAME[,NAME]")] = None
+    """Names by which clients ask for the first model, instead of its own; as of vLLM."""
     public_url: str | None = None
-    served_model_name: str | None = None
-    allow_origin: str | None = None
-    webhook_origins: str | None = None
+    """Scheme and host of URLs in answers, behind a proxy; else those of the request."""
+    allow_origin: Annotated[str | None, Option("ORIGIN[,ORIGIN]")] = None
+    """Origins of pages that may call the server, as https://example.org; "*" for all."""
+    webhook_origins: Annotated[str | None, Option("ORIGIN[,ORIGIN]")] = None
+    """Origins of servers that are told when calls that name them end; needs TILEWORK_WEBHOOK_SECRET."""
     webhook_secret: str | None = Field(None, repr=False)
-    traces: str | None = None
-    set_name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    registry: str | None = None
-    set_window_s: LongSeconds = 300.0
-    set_threshold: float = Field(0.85, ge=0.01, le=1, allow_inf_nan=False)
-    max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
-    max_prompt_chars: int = Field(4096, ge=1, le=1 << 20)
-    max_steps: int = Field(200, ge=1, le=10_000)
-    max_images: int = Field(10, ge=1, le=10)
-    max_pixels: int = Field(1 << 27, ge=256, le=1 << 40)
-    max_input_bytes: int = Field(64 << 20, ge=1024, le=1 << 30)
-    max_picture_bytes: int = Field(24 << 20, ge=1024, le=1 << 30)
-    max_input_pixels: int = Field(1 << 25, ge=256, le=1 << 30)
-    input_bytes: int = Field(1 << 30, ge=1024, le=1 << 50)
-    max_previews: int = Field(16, ge=0, le=1000)
-    video_codec: Literal["h264", "vp9"] = "h264"
-    max_slo_s: LongSeconds = 7 * 86400.0
-    default_slo: str | None = None
+    """Secret that signs webhooks: `whsec_` with base64, or 16 characters or more."""
+    traces: Annotated[str | None, Option("URL")] = None
+    """Collector of OpenTelemetry that gets a trace of each call, such as http://HOST:4318."""
+    tenants: Annotated[str | None, Option(is_path=True)] = None
+    """TOML file of tenants: their keys, weights and limits (docs/operations.md)."""
+    models: str | None = None
+    """TOML file of models: their paths, other names, dtypes and usual deadlines (docs/serving.md); instead of MODEL."""
+    default_slo: Annotated[str | None, Option()] = None
+    """Deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request takes alone. A
+    tenant, class or model may have its own."""
+    exact: Annotated[bool, Option()] = False
+    """Draw every image alone on one device: it equals the stock pipeline's bit for bit under any load."""
+    strict: Annotated[bool, Option()] = False
+    """Refuse fields of calls that have no effect; without it, warn of them."""
+    metadata: Annotated[bool, Option()] = True
+    """Write prompt, seed and settings into PNG files, for other tools and `tilework verify`."""
+    safety_filter: Annotated[str | None, Option("MODULE:NAME")] = None
+    """Your code that checks each prompt before it is drawn, and each image before it is sent."""
+    cache: Annotated[CacheName, Option()] = "off"
+    """Skip parts of steps in which little has changed, in requests that are not exact and give no cache. It changes
+    images (docs/sharing.md)."""
+    cache_threshold: Annotated[float | None, Option()] = Field(None, ge=0, le=MAX_THRESHOLD, allow_inf_nan=False)
+    """Change up to which a part is skipped; default 0.003, or 0.05 with fbcache."""
+    cache_interval: Annotated[int | None, Option()] = Field(None, ge=LEAST_INTERVAL, le=MAX_INTERVAL)
+    """Steps from one computed step to the next, with taylorseer; default 5."""
     max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)
-    max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
-    promise_price: PromisePrice = ControllerConfig().promise_price
-    max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
-    exact: bool = False
-    strict: bool = False
-    metadata: bool = True
-    safety_filter: str | None = None
-    cache: CacheName = "off"
-    cache_threshold: float | None = Field(None, ge=0, le=MAX_THRESHOLD, allow_inf_nan=False)
-    cache_interval: int | None = Field(None, ge=LEAST_INTERVAL, le=MAX_INTERVAL)
-    encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
-    result_ttl_s: LongSeconds = 3600.0
-    result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
-    spool_bytes: int = Field(4 << 30, ge=1, le=1 << 50)
-    batch_bytes: int = Field(4 << 30, ge=1024, le=1 << 50)
-    batch_ttl_s: LongSeconds = 30 * 86400.0
-    max_batches: int = Field(1000, ge=1, le=100_000)
-    max_running_batches: int = Field(4, ge=1, le=1000)
-    max_batch_files: int = Field(1000, ge=1, le=100_000)
-    max_records: int = Field(10_000, ge=1, le=1 << 30)
-    record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
-    encode_threads: int = Field(2, ge=1, le=64)
-    frontends: int = Field(0, ge=0, le=64)
-    max_connections: int = Field(1000, ge=1, le=1 << 20)
+    """Images that may wait or run at a time, of all tenants (docs/operations.md)."""
+    max_backlog_s: Annotated[LongSeconds, Option(flag="--max-backlog")] = s_from_ns(ControllerConfig().max_backlog_ns)
+    """Seconds of all devices that accepted requests may need; further ones are refused meanwhile."""
+    promise_price: Annotated[PromisePrice, Option()] = ControllerConfig().promise_price
+    """Number of other requests' deadlines that a promise (on_miss: reject) may cost. 0 promises only what harms no
+    other; greedy promises all that can be kept (docs/policy.md)."""
+    max_batch: Annotated[int, Option()] = Field(ControllerConfig().max_batch, ge=1, le=1024)
+    """Most images in one forward pass."""
+    durable: Annotated[str | None, Option(is_path=True)] = None
+    """Directory that keeps accepted requests, so that the next start finishes open ones; also files of batches."""
+    results: Annotated[str | None, Option("URL[,URL]")] = None
+    """Store of images and videos outside the server: Redis, redis://HOST:PORT, and its replicas, which are asked, too;
+    or a bucket, s3://BUCKET?endpoint=URL."""
+    set_name: Annotated[str, Option("NAME", flag="--set")] = Field(
+        "default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+    )
+    """Name of this server among others."""
+    registry: Annotated[str | None, Option("etcd://HOST:PORT[,HOST:PORT]")] = None
+    """Etcd of several servers: they send clients where there is room, and nodes move to the busiest server
+    (docs/cluster.md)."""
+    set_window_s: LongSeconds = 300.0
+    """Time over which the busy share of each set is taken."""
+    set_threshold: float = Field(0.85, ge=0.01, le=1, allow_inf_nan=False)
+    """Busy share above which a set gets nodes of others."""
+    max_prompt_chars: int = Field(4096, ge=1, le=1 << 20)
+    """Characters of a prompt."""
+    max_steps: int = Field(200, ge=1, le=10_000)
+    """Steps of a call."""
+    max_images: int = Field(10, ge=1, le=10)
+    """Images of a call."""
+    max_slo_s: LongSeconds = 7 * 86400.0
+    """Latest deadline of a call, also of a default one."""
+    max_pixels: int = Field(1 << 27, ge=256, le=1 << 40)
+    """Pixels of an image, or of all frames of a clip; the model has limits of its own."""
+    max_previews: int = Field(16, ge=0, le=1000)
+    """Previews of a request; 0: none."""
+    max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
+    """Body of a request without images."""
+    max_input_bytes: int = Field(64 << 20, ge=1024, le=1 << 30)
+    """Body with given images, or of a chat."""
     max_head_bytes: int = Field(16 << 10, ge=1024, le=1 << 20)
+    """URL and headers of a request."""
+    max_picture_bytes: int = Field(24 << 20, ge=1024, le=1 << 30)
+    """File of one given image."""
+    max_input_pixels: int = Field(1 << 25, ge=256, le=1 << 30)
+    """Pixels of all given images of a call."""
+    input_bytes: int = Field(1 << 30, ge=1024, le=1 << 50)
+    """Memory of the given images of all open calls (429 `input_full`), and as much for large bodies that are being read
+    (503 `too_many_bodies`)."""
+    video_codec: Literal["h264", "vp9"] = "h264"
+    """Codec of videos."""
+    encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
+    """Shared memory for encoded inputs of earlier requests; 0: none."""
+    encode_threads: int = Field(2, ge=1, le=64)
+    """Threads that write PNG, JPEG and WebP, and run the safety filter."""
+    result_ttl_s: LongSeconds = 3600.0
+    """Time for which results are kept."""
+    result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
+    """Kept results in memory; in a store outside the server, one file."""
+    spool_bytes: int = Field(4 << 30, ge=1, le=1 << 50)
+    """Results that wait on this machine's disk while their store is away (docs/operations.md)."""
+    batch_bytes: int = Field(4 << 30, ge=1024, le=1 << 50)
+    """Files of batches: an upload beyond it is refused, answers are written all the same."""
+    batch_ttl_s: LongSeconds = 30 * 86400.0
+    """Time for which ended batches are kept, and files that set no other time."""
+    max_batches: int = Field(1000, ge=1, le=100_000)
+    """Batches of a tenant."""
+    max_running_batches: int = Field(4, ge=1, le=1000)
+    """Batches of a tenant that make calls at a time."""
+    max_batch_files: int = Field(1000, ge=1, le=100_000)
+    """Files of batches of a tenant."""
+    max_records: int = Field(10_000, ge=1, le=1 << 30)
+    """Calls that have ended whose records are kept."""
+    record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
+    """Memory of these records."""
+    max_connections: int = Field(1000, ge=1, le=1 << 20)
+    """Connections of clients, divided among front ends; fewer if the process may have too few files open
+    (docs/security.md)."""
     read_timeout_s: SomeSeconds = 30.0
+    """Time for a whole request head, and for a whole body."""
     send_timeout_s: SomeSeconds = 30.0
+    """Time after which a client that takes too little of an answer is cut off."""
     keep_alive_s: SomeSeconds = 15.0
+    """Time between comments in a stream."""
     reconnect_s: Seconds = 30.0
+    """Time for which a call with an idempotency key goes on without its client."""
     drain_s: Seconds = 30.0
+    """Time that a stop waits for open calls, and for answers under way (docs/operations.md)."""
 
     @property
     def api_keys(self) -> tuple[bytes, ...]:
@@ -204,26 +267,11 @@ class ServerConfig(BaseSettings):
     def metrics_keys(self) -> tuple[bytes, ...]:
         return _keys(self.metrics_key)
 
+    @field_validator("*", mode="before")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-    @field_validator(
-        *("api_key", "admin_key", "metrics_key", "tenants", "models", "durable", "public_url", "default_slo"),
-        *("registry", "traces", "safety_filter", "served_model_name"),
-        *("allow_origin", "webhook_origins", "webhook_secret"),
-        mode="before",
-    )
-    @classmethod
-    def _empty_is_unset(cls, value: object) -> object:
-        return None if value == "" else value
+    def _empty_is_unset(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None
+        return None if value == "" and _may_be_unset(cls.model_fields[info.field_name]) else value
 
     @field_validator("host")
     @classmethod
@@ -303,21 +351,6 @@ def _is_origin(text: str) -> bool:
     return re.fullmatch(r"https?://[^/?#@\s]+", text) is not None
 
 
-class _FromEnvironment(ServerConfig):
-    """The same settings; those that are not given come from the environment."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings)
-
-
 def load_config(
     overrides: Mapping[str, object] | None = None,
     *,
@@ -340,9 +373,11 @@ def load_config(
     for variable in (name for name in sorted(os.environ) if name.startswith(PREFIX)):
         _check_known(variable, variables, variables)
     sources = config_sources(given, file or {})
-    given |= {name: value for name, value in (file or {}).items() if sources[name] == FILE}
+    values = {name: value for name, value in (file or {}).items() if sources[name] == FILE} | given
+    for name in (name for name, source in sources.items() if source == ENVIRONMENT):
+        values[name] = _meant(name, os.environ[PREFIX + name.upper()])
     try:
-        return ServerConfig(**dict(_FromEnvironment(**given)))
+        return ServerConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:
@@ -357,6 +392,15 @@ def config_sources(overrides: Mapping[str, object], file: Mapping[str, object]) 
     found = dict.fromkeys(ServerConfig.model_fields, DEFAULT) | dict.fromkeys(file, FILE)
     found |= {name: ENVIRONMENT for name in ServerConfig.model_fields if PREFIX + name.upper() in os.environ}
     return found | {name: OPTION for name, value in overrides.items() if value is not None}
+
+
+def _meant(name: str, text: str) -> object:
+    """Return the value that the text of a variable means; the text where it means none, which is refused as such."""
+    kind: Any = ServerConfig.model_fields[name].annotation
+    try:
+        return TypeAdapter[object](kind).validate_strings(text)
+    except ValidationError:
+        return text
 
 
 def _check_known(name: str, known: Collection[str], candidates: list[str]) -> None:
@@ -375,14 +419,23 @@ def _wrong_value(name: str, error: Any, shown: str) -> str:
     return f"{shown}{value} cannot be used; give {_wanted(name)}."
 
 
+def _may_be_unset(field: FieldInfo) -> bool:
+    return type(None) in get_args(field.annotation)
+
+
 def _wanted(name: str) -> str:
     field = ServerConfig.model_fields[name]
     if field.annotation is bool:
         return "true or false"
     if get_origin(field.annotation) is Literal:
         return " or ".join(get_args(field.annotation))
-    low = next((one.ge for one in field.metadata if isinstance(one, Ge)), None)
-    high = next((one.le for one in field.metadata if isinstance(one, Le)), None)
-    if low is None or high is None:
-        return "a text, or unset it" if type(None) in get_args(field.annotation) else "a text"
-    return f"{'a whole number' if field.annotation is int else 'a number'} from {low:.16g} to {high:.16g}"
+    if (bounds := bounds_of(field)) is None:
+        return "a text, or unset it" if _may_be_unset(field) else "a text"
+    return f"{'a whole number' if field.annotation is int else 'a number'} from {bounds[0]:.16g} to {bounds[1]:.16g}"
+
+
+def bounds_of(field: FieldInfo) -> tuple[float, float] | None:
+    """Return the least and the largest value of a setting; None if it is no number with bounds."""
+    low: Any = next((one.ge for one in field.metadata if isinstance(one, Ge)), None)
+    high: Any = next((one.le for one in field.metadata if isinstance(one, Le)), None)
+    return None if low is None or high is None else (low, high)

@@ -17,10 +17,11 @@ from tilework.cli.models import ModelOptions, model_source, options_of, usual_so
 from tilework.cli.nodes import NodesWanted, follow, is_kept, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import SetupGroup, examples
-from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, server_settings
+from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, server_settings, variables_of
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.nodes import NodeGroup
+from tilework.cli.options.settings import ServerGroup
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
@@ -57,7 +58,7 @@ def command(
     where: options.DeviceGroup,
     over: NodeGroup,
     when: options.SchedulingGroup,
-    server: options.ServerGroup,
+    server: ServerGroup,
     logs: options.LogGroup,
 ) -> None:
     """Serve models behind OpenAI's images API, with deadlines.
@@ -102,6 +103,7 @@ def command(
         require_all=how.require_all,
         settings=settings,
         file=file,
+        others=variables_of(ctx),
         standby=over.standby,
         logs=logs,
         server_log=log,
@@ -120,11 +122,10 @@ def _measure_s(when: options.SchedulingGroup) -> float:
 
 
 def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, object], *, as_json: bool) -> None:
-    from tilework.cli.serving import NOT_OF_THE_SERVER
     from tilework.server.config import ConfigError, config_sources, load_config
 
     with user_errors(ConfigError):
-        values = dict(load_config(given, file=file, others=NOT_OF_THE_SERVER))
+        values = dict(load_config(given, file=file, others=variables_of(ctx)))
     sources = config_sources(given, file)
     found = list(all_settings(ctx, {name: (value, sources[name]) for name, value in values.items()}))
     if as_json:
@@ -194,8 +195,6 @@ def _prepared(
     _check_simulated(ctx, backend)
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
-    if logs.log is not None and logs.no_log:
-        raise UserError(f"--log {logs.log} and --no-log exclude each other; leave one out")
     if logs.log is not None and logs.no_log:
         raise UserError(f"--log names a file for the event log, {logs.log}, and --no-log wants none; leave one out")
     require_serve_extra()

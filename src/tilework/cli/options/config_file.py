@@ -16,13 +16,14 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from tilework.cli.console import UserError, require_serve_extra
+from tilework.cli.console import UserError
 from tilework.cli.options.logs import LogLevel
-from tilework.cli.options.nodes import NodeGroup
-from tilework.cli.options.serve import DeviceGroup, LogGroup, ModelGroup, SchedulingGroup, ServerGroup
+from tilework.cli.options.nodes import KEPT, TOKEN, NodeGroup
+from tilework.cli.options.serve import DeviceGroup, LogGroup, ModelGroup, SchedulingGroup
+from tilework.cli.options.settings import ServerGroup
 from tilework.pipelines.setup.quantize import begin_at
+from tilework.server.config import PREFIX, SECRETS, ServerConfig
 
-PREFIX = "TILEWORK_"
 MODEL = "model"
 """The key of the models that are named without an option."""
 LOG_LEVEL = "log_level"
@@ -53,7 +54,7 @@ def _of_command(ctx: typer.Context, path: Path) -> dict[str, Any]:
     """Return the file's values of the command's options, by key. Raises UserError, also for other mistakes."""
     table = _read(path)
     parameters = _parameters(ctx)
-    known = [*parameters, *_server_names()]
+    known = [*parameters, *ServerConfig.model_fields]
     for key in table:
         if key not in known:
             nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
@@ -124,13 +125,17 @@ def server_settings(ctx: typer.Context, path: Path | None) -> dict[str, object]:
     }
 
 
+def variables_of(ctx: typer.Context) -> frozenset[str]:
+    """Return the variables, without prefix and in lower case, that the command reads itself."""
+    own = (one.envvar.removeprefix(PREFIX).lower() for one in ctx.command.params if isinstance(one.envvar, str))
+    return frozenset({*own, *(name.removeprefix(PREFIX).lower() for name in (TOKEN, KEPT))})
+
+
 def all_settings(ctx: typer.Context, server: Mapping[str, tuple[object, str]]) -> Iterator[Setting]:
     """Yield every setting of the command and of the `server` (value and source by name), in the order of the help."""
     for key, parameter in _parameters(ctx).items():
         found = ctx.get_parameter_source(parameter.name)
         yield Setting(name=key, value=ctx.params[parameter.name], source=_SOURCES[found.name if found else "DEFAULT"])
-    from tilework.server.config import SECRETS
-
     for name, (value, source) in server.items():
         if name not in _parameters(ctx):
             is_secret = value is not None and (name in SECRETS or "@" in str(value))  # As in redis://:KEY@HOST.
@@ -157,13 +162,6 @@ def _key(parameter: Any) -> str:
         return MODEL
     variable = parameter.envvar
     return variable.removeprefix(PREFIX).lower() if isinstance(variable, str) else str(parameter.name)
-
-
-def _server_names() -> list[str]:
-    require_serve_extra()
-    from tilework.server.config import ServerConfig
-
-    return list(ServerConfig.model_fields)
 
 
 def _read(path: Path) -> dict[str, Any]:

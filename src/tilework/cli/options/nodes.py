@@ -11,6 +11,8 @@ from tilework.cli.console import UserError
 
 TOKEN = "TILEWORK_CLUSTER_TOKEN"
 """The variable of the environment that says what server and agents must both know."""
+KEPT = "TILEWORK_KEPT"
+"""The variable of the environment that says to a server that Ray keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -11,6 +11,7 @@ import typer
 
 from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads, parse_bytes
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName
+from tilework.cli.options.settings import help_of
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
 from tilework.pipelines.fits.beside import Beside
@@ -98,8 +99,7 @@ class ModelGroup:
         typer.Option(
             "--models",
             envvar="TILEWORK_MODELS",
-            help="TOML file of models: their paths, other names, dtypes and usual deadlines (docs/serving.md); instead "
-            "of MODEL.",
+            help=help_of("models"),
         ),
     ] = None
     adapter: Adapter = None
@@ -200,159 +200,6 @@ class SchedulingGroup:
             min=1, help="Seconds without a step after which a run counts as stuck; more for a run with longer steps."
         ),
     ] = STUCK_AFTER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerGroup:
-    """Settings of the HTTP server, by their names there."""
-
-    heading: ClassVar[str] = "Server"
-    host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None
-    port: Annotated[int | None, typer.Option(help="Port; default 8000; 0 takes a free one.")] = None
-    probe_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Answer /health, /ready and /metrics without a key on this loopback port, too; 0 takes a free one."
-        ),
-    ] = None
-    frontends: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=64,
-            help="Processes that take HTTP, so that connections cost the controller's process little; default 0: that "
-            "process takes HTTP itself.",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),
-    ] = None
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[,NAME]",
-            help="Names by which clients ask for the first model, instead of its own; as of vLLM.",
-        ),
-    ] = None
-    allow_origin: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ORIGIN[,ORIGIN]",
-            help='Let pages of these origins call the server, as https://example.org; "*" for all.',
-        ),
-    ] = None
-    webhook_origins: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ORIGIN[,ORIGIN]",
-            help="Tell servers at these origins when calls that name them end; needs TILEWORK_WEBHOOK_SECRET.",
-        ),
-    ] = None
-    traces: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Send a trace of each call to a collector of OpenTelemetry, such as http://HOST:4318."
-        ),
-    ] = None
-    tenants: Annotated[
-        Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/operations.md).")
-    ] = None
-    default_slo: Annotated[
-        str | None,
-        typer.Option(
-            "--default-slo",
-            help="Deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request takes "
-            "alone. Default: none. A tenant, class or model may have its own.",
-        ),
-    ] = None
-    exact: Annotated[
-        bool | None,
-        typer.Option(
-            "--exact",
-            help="Draw every image alone on one device: it equals the stock pipeline's bit for bit under any load.",
-        ),
-    ] = None
-    strict: Annotated[
-        bool | None,
-        typer.Option("--strict", help="Refuse fields of calls that have no effect; default: warn of them."),
-    ] = None
-    metadata: Annotated[
-        bool | None,
-        typer.Option(
-            "--metadata/--no-metadata",
-            help="Write prompt, seed and settings into PNG files, for other tools and `tilework verify`; default: on.",
-        ),
-    ] = None
-    safety_filter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="Your code that checks each prompt before it is drawn, and each image before it is sent.",
-        ),
-    ] = None
-    cache: Annotated[
-        str | None,
-        typer.Option(
-            help="Skip parts of steps in which little has changed: off, patch, image, fbcache, taylorseer, or if_late. "
-            "It changes images, so the default is off; requests may choose (docs/sharing.md).",
-        ),
-    ] = None
-    cache_threshold: Annotated[
-        float | None,
-        typer.Option(help="Change up to which a part is skipped, 0 to 1; default 0.003, or 0.05 with fbcache."),
-    ] = None
-    cache_interval: Annotated[
-        int | None,
-        typer.Option(help="With taylorseer: compute one step of this many; default 5."),
-    ] = None
-    max_backlog_s: Annotated[
-        float | None,
-        typer.Option(
-            "--max-backlog",
-            help="Refuse further requests while those accepted need more than this many seconds of all devices; "
-            "default 3600.",
-        ),
-    ] = None
-    promise_price: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of other requests' deadlines that a promise (on_miss: reject) may cost; default 1. 0 "
-            "promises only what harms no other; greedy promises all that can be kept (docs/policy.md).",
-        ),
-    ] = None
-    max_batch: Annotated[
-        int | None,
-        typer.Option(help="Most images in one forward pass; default 12."),
-    ] = None
-    durable: Annotated[
-        Path | None,
-        typer.Option(help="Keep accepted requests in this directory, so that the next start finishes open ones."),
-    ] = None
-    results: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL[,URL]",
-            help="Keep images and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too; or in "
-            "a bucket, s3://BUCKET?endpoint=URL.",
-        ),
-    ] = None
-    set_name: Annotated[
-        str | None, typer.Option("--set", metavar="NAME", help="Name of this server among others; default: default.")
-    ] = None
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            metavar="etcd://HOST:PORT[,HOST:PORT]",
-            help="Share this etcd with other servers: they send clients where there is room, and nodes move to the "
-            "busiest server (docs/cluster.md).",
-        ),
-    ] = None
-
-    def settings(self) -> dict[str, object]:
-        """Return the settings that are given; a path becomes text."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: str(one) if isinstance(one, Path) else one for name, one in given.items() if one is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
