@@ -51,7 +51,7 @@ DRIVERS: Mapping[str, tuple[str, ...]] = {
         "cli/commands/fake.py _DEVICES",
         "cli/commands/fake.py _device",
     ),
-    "cli/test_nodes.py::test_ray_reserves_a_card_for_each_worker_of_one": ("cli/nodes.py NodesWanted.executor",),
+    "cli/test_nodes.py::test_ray_reserves_a_card_for_each_worker_of_one": ("cli/nodes.py RayNodes.executor",),
     "comm/test_node.py::test_a_node_of_nccl_is_made_on_its_own_card_and_stream": ("comm/links.py NcclLink.__init__",),
     "comm/test_node.py::test_an_exchange_of_an_aligned_group_is_one_call_into_the_communicator": (
         "comm/links.py NcclLink.all_gather",

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 from cli.command_line import invoke
 from tilework.cli.app import app
-from tilework.cli.console import UserError
-from tilework.cli.options.config_file import FileAgain
 from tilework.cli.options.logs import ServerLog
-from tilework.server.config import ServerConfig
+from tilework.server.config import ConfigError, ServerConfig
+from tilework.server.reload import Reread
 
 DOCS = Path(__file__).parents[2] / "docs"
 Write = Callable[[str], Path]
@@ -89,8 +88,7 @@ def test_a_server_is_started_with_what_is_shown(write: Write, monkeypatch: pytes
     each = given["workers"].each
     assert (each.num_workers, [one.name for one in each.sources]) == (3, ["a"])
     assert given["logs"].log == tmp_path / "events.jsonl"
-    assert given["file"] == {"port": 7, "exact": True}
-    assert given["settings"] == {"exact": True}
+    assert (given["config"].port, given["config"].exact) == (7, True)
 
 
 def test_paths_begin_at_the_file(write: Write, tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_the_example_of_the_page_can_be_used(write: Write) -> None:
     assert {name for name, (_, source) in found.items() if source == "file"} == set(keys)
 
 
-def again(*arguments: object) -> tuple[Callable[[], FileAgain], ServerLog]:
+def again(*arguments: object) -> tuple[Callable[[], Reread], ServerLog]:
     """What reads the file of a server again that is started so, and its log."""
     given: dict[str, Any] = {}
 
@@ -163,23 +161,30 @@ def again(*arguments: object) -> tuple[Callable[[], FileAgain], ServerLog]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tilework.cli.serving.Serving", serving)
         invoke("serve", *arguments)
-    return given["again"], given["server_log"]
+    return given["reread"], given["server_log"]
 
 
 def test_a_file_that_is_read_again_says_what_the_server_may_change_and_what_not(write: Write) -> None:
     path = write('api_key = "a"\nworkers = 3\nlog_level = "error"\nport = 7\n')
-    read, _ = again("--config", path, "--policy", "edf")
+    read, log = again("--config", path, "--policy", "edf")
     assert read().differ == ()
-    assert (read().log_level, read().server) == ("error", {"api_key": "a", "port": 7})
+    assert (applied(read()), read().config.api_key, read().config.port) == ("ERROR", "a", 7)
     write('api_key = "b"\nthreads = 2\nlog_level = "info"\nport = 7\npolicy = "fcfs"\n')
     now = read()
     assert sorted(now.differ) == ["threads", "workers"], "the policy is that of the option, whatever the file says"
-    assert (now.log_level, now.server) == ("info", {"api_key": "b", "port": 7})
+    assert (applied(now), now.config.api_key, now.config.port) == ("INFO", "b", 7)
     write('api_key = "b"\n')
-    assert read().log_level == "warning", "its default"
+    assert applied(read()) == "WARNING", "its default"
     read, _ = again("--config", path, "--log-level", "error")
     write('log_level = "info"\n')
-    assert read().log_level == "error", "an option goes before the file"
+    assert applied(read()) == "ERROR", "an option goes before the file"
+    log.set_level("warning")
+
+
+def applied(now: Reread) -> str:
+    """The level of the log once the settings are in effect."""
+    now.apply()
+    return logging.getLevelName(logging.getLogger("tilework").level)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ def test_a_file_that_is_read_again_with_a_mistake_is_named(write: Write, text: s
     path = write("")
     read, _ = again("--config", path)
     write(text)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(ConfigError) as error:
         read()
     assert said in str(error.value)
     assert str(path) in str(error.value)

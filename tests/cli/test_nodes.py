@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from cli.command_line import invoke
-from tilework.cli.nodes import NodesWanted
+from tilework.cli.nodes import AgentNodes, Machines, RayNodes, ThisMachine
 from tilework.core.model import ModelSource
 from tilework.distribution import install_command
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 
 
-def wanted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[NodesWanted | None, LocalConfig]:
+def wanted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Machines, LocalConfig]:
     """What `tilework serve` would serve with."""
     given: dict[str, Any] = {}
 
@@ -27,22 +27,22 @@ def wanted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[NodesWante
 
     monkeypatch.setattr("tilework.cli.serving.Serving", serving)
     invoke("serve", *arguments)
-    return given["workers"].nodes, given["workers"].each
+    return given["workers"].machines, given["workers"].each
 
 
 def test_a_server_has_the_nodes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wanted(monkeypatch)[0] is None
+    assert wanted(monkeypatch)[0] == ThisMachine()
     nodes, each = wanted(monkeypatch, "--nodes", "2", "--workers", "4")
-    assert nodes == NodesWanted(num_nodes=2, host="127.0.0.1", port=7070, state_copies=1)
+    assert nodes == AgentNodes(num_nodes=2, host="127.0.0.1", port=7070)
     assert each.num_workers == 4
     nodes, _ = wanted(monkeypatch, "--nodes", "2", "--agents", "[::1]:9", "--state-copies", "2")
-    assert nodes == NodesWanted(num_nodes=2, host="::1", port=9, state_copies=2)
+    assert nodes == AgentNodes(num_nodes=2, host="::1", port=9, state_copies=2)
 
 
 def test_ray_starts_the_agents_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: object())
     nodes, _ = wanted(monkeypatch, "--cluster", "auto")
-    assert nodes == NodesWanted(num_nodes=None, host=None, port=0, state_copies=1, cluster="auto")
+    assert nodes == RayNodes(cluster="auto")
 
 
 @pytest.mark.parametrize(("device", "num_cards"), [("cuda", 4), ("cpu", 0)])
@@ -56,7 +56,7 @@ def test_ray_reserves_a_card_for_each_worker_of_one(
         raise WorkerStartFailed("no cluster")
 
     monkeypatch.setattr("tilework.runtime.nodes.ray_agents.RayAgents", starter)
-    nodes = NodesWanted(num_nodes=None, host=None, port=0, state_copies=1, cluster="auto")
+    nodes = RayNodes(cluster="auto")
     with pytest.raises(WorkerStartFailed):
         nodes.executor(LocalConfig(num_workers=4, sources=(ModelSource(path="shapes", device=device),)))
     assert (asked["num_cpus"], asked["num_accelerators"]) == (4, num_cards)
@@ -69,14 +69,19 @@ def test_ray_keeps_a_durable_server_of_a_cluster(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tilework.cli.commands.serve.follow", lambda *given, json: followed.append((*given, json)))
     arguments = ("--cluster", "auto", "--durable", str(tmp_path), "--json")
     invoke("serve", *arguments)
-    assert followed == [("auto", None, tmp_path, True)]
+    assert followed == [(RayNodes(cluster="auto"), tmp_path, True)]
+    monkeypatch.setenv("TILEWORK_DURABLE", str(tmp_path))
+    invoke("serve", "--cluster", "auto", "--json")
+    assert followed[1:] == followed[:1], "a variable says the same as an option"
+    monkeypatch.delenv("TILEWORK_DURABLE")
     monkeypatch.setenv("TILEWORK_KEPT", "1")
-    assert wanted(monkeypatch, *arguments)[0] is not None
-    assert len(followed) == 1
+    assert wanted(monkeypatch, *arguments)[0] == RayNodes(cluster="auto")
+    assert len(followed) == 2
 
 
 def test_a_standby_needs_the_directory_that_it_waits_for(mistake: Callable[..., str]) -> None:
-    assert "--standby waits for the directory of another server; give it" in mistake("serve", "--standby", "--port", 0)
+    said = mistake("serve", "--standby", "--port", 0)
+    assert said == "--standby is given, and it waits for the directory of another server; give it, as --durable DIR"
 
 
 def test_devices_of_models_count_through_all_nodes(mistake: Callable[..., str], tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_an_address_that_is_none_is_named(mistake: Callable[..., str], address: 
 
 def test_a_server_may_start_with_fewer_nodes(monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., str]) -> None:
     nodes, _ = wanted(monkeypatch, "--nodes", "3", "--least-nodes", "1")
-    assert nodes is not None
+    assert isinstance(nodes, AgentNodes)
     assert (nodes.num_nodes, nodes.least_nodes) == (3, 1)
     monkeypatch.undo()
     assert "least nodes = 3 is not possible; give 1 to 2" in mistake("serve", "--nodes", 2, "--least-nodes", 3)

@@ -121,8 +121,8 @@ def test_a_servers_number_is_for_its_own_cache_and_those_like_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["patch", "--cache-interval", "3"], "cache is patch, which has no interval; leave out --cache-interval"),
-        (["taylorseer", "--cache-threshold", "0.1"], "cache is taylorseer, which has no threshold"),
+        (["patch", "--cache-interval", "3"], "cache is patch, and it has no interval; leave out --cache-interval"),
+        (["taylorseer", "--cache-threshold", "0.1"], "cache is taylorseer, and it has no threshold"),
     ],
 )
 def test_a_number_that_the_servers_cache_has_not_is_refused(flags: list[str], said: str) -> None:
@@ -133,7 +133,7 @@ def test_a_number_that_the_servers_cache_has_not_is_refused(flags: list[str], sa
 def test_an_exact_server_has_no_cache() -> None:
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--exact", "--cache", "patch"]
     result = CliRunner().invoke(app, flags)
-    assert "cache is patch, with which images are not exact; leave out --exact or --cache" in str(result.exception)
+    assert "cache is patch, and images with it are not exact; leave out --exact or --cache" in str(result.exception)
 
 
 def segment(use: CacheUse | None) -> WorkSegment:

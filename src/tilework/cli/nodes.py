@@ -1,4 +1,4 @@
-"""Servers over several nodes: the nodes asked for, the token that agents must know, and servers that Ray keeps."""
+"""Kinds of server by their machines, the token that agents must know, and servers that Ray keeps."""
 
 from __future__ import annotations
 
@@ -12,61 +12,46 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilework.cli.console import UserError, console, out, user_errors
 from tilework.cli.options.nodes import KEPT, TOKEN, NodeGroup, parse_address
 from tilework.distribution import install_command
 
 if TYPE_CHECKING:
+    from tilework.runtime.executor import Executor
     from tilework.runtime.local_config import LocalConfig
     from tilework.runtime.nodes.config import NodesConfig
-    from tilework.runtime.nodes.executor import NodesExecutor
+    from tilework.server.sets import NodePlaces
 
 
 _AGENTS = "127.0.0.1:7070"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+@dataclass(frozen=True, slots=True)
+class ThisMachine:
+    """A server of this machine alone."""
+
+    num_nodes: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return ""
+
+    def executor(self, each: LocalConfig) -> tuple[Executor, None]:
+        """Make the executor with these workers. Raises WorkerStartFailed."""
+        from tilework.runtime.local_executor import LocalExecutor
+
+        return LocalExecutor(each), None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesWanted:
-    """A number of nodes, whose agents connect to this address; or those of a Ray `cluster`, all if there is no number.
+class _Nodes:
+    """Nodes whose agents connect to a `port`, 0: a free one."""
 
-    In a cluster without a `host` this machine has the address that Ray knows.
-    """
-
-    num_nodes: int | None
-    host: str | None
-    port: int
-    state_copies: int
+    port: int = 0
+    state_copies: int = 1
     least_nodes: int = 0
-    cluster: str | None = None
-
-    @property
-    def nodes_text(self) -> str:
-        number = "all nodes" if self.num_nodes is None else f"{self.num_nodes} node{'' if self.num_nodes == 1 else 's'}"
-        return f"{number} ({f'agents at {self.host}:{self.port}' if self.cluster is None else 'started by Ray'})"
-
-    def executor(self, each: LocalConfig) -> NodesExecutor:
-        """Make the executor with these workers on each node.
-
-        Raises BadNodes; WorkerStartFailed if there is no cluster.
-        """
-        from tilework.runtime.nodes.executor import NodesExecutor
-        from tilework.runtime.nodes.ray_agents import RayAgents, new_token
-
-        if self.cluster is None:
-            return NodesExecutor(self._config(each, self.num_nodes or 1, self.host or "", token(self.host or "")))
-        is_cuda = each.sources[0].device == "cuda"
-        starter = RayAgents(
-            address=self.cluster,
-            num_cpus=each.num_workers,
-            num_accelerators=each.num_workers if is_cuda else 0,
-            name=None if each.owner is None else kept_name(each.owner),
-        )
-        host = starter.connect(self.host)
-        num_nodes = self.num_nodes or starter.num_nodes()
-        return NodesExecutor(self._config(each, num_nodes, host, told_token() or new_token()), starter)
 
     def _config(self, each: LocalConfig, num_nodes: int, host: str, known: bytes) -> NodesConfig:
         from tilework.runtime.nodes.config import NodesConfig
@@ -82,32 +67,79 @@ class NodesWanted:
         )
 
 
-def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
-    """Return the nodes asked for; None if the server has no nodes but its machine. Raises UserError."""
-    if asked.nodes is None and asked.cluster is None:
-        _check_alone(asked)
-        return None
-    if asked.cluster is not None and find_spec("ray") is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentNodes(_Nodes):
+    """A server over a number of nodes, whose agents are started elsewhere."""
+
+    num_nodes: int
+    host: str
+
+    def __str__(self) -> str:
+        return f" on {_counted(self.num_nodes)} (agents at {self.host}:{self.port})"
+
+    def executor(self, each: LocalConfig) -> tuple[Executor, NodePlaces]:
+        """Make the executor with these workers on each node, which a node manager may move. Raises BadNodes."""
+        from tilework.runtime.nodes.executor import NodesExecutor
+
+        executor = NodesExecutor(self._config(each, self.num_nodes, self.host, token(self.host)))
+        return executor, executor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNodes(_Nodes):
+    """A server over nodes of a Ray `cluster`, all if there is no number. Ray starts their agents.
+
+    Without a `host` this machine has the address that Ray knows.
+    """
+
+    cluster: str
+    num_nodes: int | None = None
+    host: str | None = None
+
+    def __str__(self) -> str:
+        return f" on {'all nodes' if self.num_nodes is None else _counted(self.num_nodes)} (started by Ray)"
+
+    def executor(self, each: LocalConfig) -> tuple[Executor, None]:
+        """Make the executor with these workers on each node.
+
+        Raises BadNodes; WorkerStartFailed if there is no cluster.
+        """
+        from tilework.runtime.nodes.executor import NodesExecutor
+        from tilework.runtime.nodes.ray_agents import RayAgents, new_token
+
+        is_cuda = each.sources[0].device == "cuda"
+        starter = RayAgents(
+            address=self.cluster,
+            num_cpus=each.num_workers,
+            num_accelerators=each.num_workers if is_cuda else 0,
+            name=None if each.owner is None else kept_name(each.owner),
+        )
+        host = starter.connect(self.host)
+        num_nodes = self.num_nodes or starter.num_nodes()
+        return NodesExecutor(self._config(each, num_nodes, host, told_token() or new_token()), starter), None
+
+
+Machines = ThisMachine | AgentNodes | RayNodes
+"""Kinds of server, by the machines that have its workers."""
+
+
+def machines_of(asked: NodeGroup) -> Machines:
+    """Return the machines asked for. Raises UserError."""
+    if asked.cluster is None and asked.nodes is None:
+        return ThisMachine()
+    host, port = (None, 0) if asked.agents is None else parse_address(asked.agents)
+    more = {"state_copies": asked.state_copies, "least_nodes": asked.least_nodes or 0}
+    if asked.cluster is None:
+        assert asked.nodes is not None
+        host, port = (host, port) if host is not None else parse_address(_AGENTS)
+        return AgentNodes(num_nodes=asked.nodes, host=host, port=port, **more)
+    if find_spec("ray") is None:
         raise UserError(f"--cluster needs Ray; run: {install_command('cluster')}")
-    is_any = asked.agents is None and asked.cluster is not None
-    host, port = (None, 0) if is_any else parse_address(asked.agents or _AGENTS)
-    return NodesWanted(
-        num_nodes=asked.nodes,
-        host=host,
-        port=port,
-        state_copies=asked.state_copies,
-        least_nodes=asked.least_nodes or 0,
-        cluster=asked.cluster,
-    )
+    return RayNodes(cluster=asked.cluster, num_nodes=asked.nodes, host=host, port=port, **more)
 
 
-def _check_alone(asked: NodeGroup) -> None:
-    """Raise UserError if a server of one machine is given options of nodes."""
-    copies = None if asked.state_copies == 1 else asked.state_copies
-    given = {"--agents": asked.agents, "--least-nodes": asked.least_nodes, "--state-copies": copies}
-    for flag, value in given.items():
-        if value is not None:
-            raise UserError(f"{flag} is {value}, and the server has no nodes; give --nodes, or leave it out")
+def _counted(num_nodes: int) -> str:
+    return f"{num_nodes} node{'' if num_nodes == 1 else 's'}"
 
 
 def kept_name(durable: Path) -> str:
@@ -189,7 +221,7 @@ def is_kept() -> bool:
     return KEPT in os.environ
 
 
-def follow(cluster: str, host: str | None, durable: Path, *, json: bool) -> None:
+def follow(nodes: RayNodes, durable: Path, *, json: bool) -> None:
     """Let an actor of the cluster run this very command, or find the one that does, until a signal ends the server.
 
     Raises UserError.
@@ -201,7 +233,7 @@ def follow(cluster: str, host: str | None, durable: Path, *, json: bool) -> None
     from tilework.runtime.nodes.ray_server import keeper
 
     with user_errors(WorkerStartFailed), console.status("asking Ray for a server"):
-        connect(cluster, host)
+        connect(nodes.cluster, nodes.host)
         command = [sys.executable, "-m", "tilework", *sys.argv[1:], "--standby", "--json"]
         actor = keeper(kept_name(durable.resolve()), command, os.environ | {KEPT: "1"})
     for number in (signal.SIGTERM, signal.SIGINT):

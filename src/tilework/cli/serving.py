@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,13 +22,11 @@ from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
 from tilework.cli.memory_plan import measured_lines
 from tilework.cli.models import checked_spec
-from tilework.cli.nodes import NodesWanted
-from tilework.cli.options.config_file import FileAgain
+from tilework.cli.nodes import Machines
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.serve import LogGroup
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.cache import IF_LATE, CacheKind
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.reports import DeviceReading
@@ -39,16 +37,15 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
-from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.start_parts import StartParts
 from tilework.runtime.nodes.config import BadNodes
-from tilework.runtime.nodes.executor import NodesExecutor
-from tilework.server.config import ConfigError, ServerConfig, load_config
+from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.http.server import AddressInUse
 from tilework.server.main import Signals
 from tilework.server.main import serve as serve_http
 from tilework.server.reload import Reread
+from tilework.server.sets import NodePlaces
 from tilework.store.durable import LOGS, DurableDirectory
 from tilework.store.journal import JournalUnusable
 
@@ -57,9 +54,8 @@ from tilework.store.journal import JournalUnusable
 class Serving:
     """A server as `tilework serve` is asked for it.
 
-    `settings` are the server's own settings given as options, or None; `file` are those of a file, which give way to
-    the environment; `again` reads the file again. `others` are variables of the command itself. `usual` is how a model
-    runs that is added later. `logs` says where the event log goes, `server_log` where messages go.
+    `reread` opens the log anew and reads settings again. `usual` is how a model runs that is added later. A `standby`
+    waits for the durable directory. `logs` says where the event log goes, `server_log` where messages go.
     """
 
     workers: Workers
@@ -71,13 +67,11 @@ class Serving:
     recalibrate: bool
     measure_s: float
     require_all: bool
-    settings: Mapping[str, object]
-    file: Mapping[str, object]
-    others: Collection[str]
+    config: ServerConfig
+    reread: Callable[[], Reread]
     standby: bool
     logs: LogGroup
     server_log: ServerLog
-    again: Callable[[], FileAgain]
     stuck_after_s: float
 
     def run(self) -> None:
@@ -89,15 +83,14 @@ class Serving:
         ):
             signals = Signals()
             stack.enter_context(signals.without_loop(self.server_log.reopen))  # A standby may wait for days.
-            config = load_config(self.settings, file=self.file, others=self.others)
-            self._check_config(config)
-            executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
-            state = self._state(config, stack)
+            config = self.config
+            executor, nodes = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
+            state = self._state(stack)
             started_s = time.monotonic()
             imports_s = process_age_s()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             self.found.show()
-            engine = self._engine(config, state, executor, stack, status)
+            engine = self._engine(state, executor, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
@@ -126,65 +119,25 @@ class Serving:
                 on_progress=partial(_show, None),
                 signals=signals,
                 durable=state,
-                reread=self._reread,
-                nodes=executor if isinstance(executor, NodesExecutor) and not executor.starts_agents else None,
+                reread=self.reread,
+                nodes=nodes,
             )
             asyncio.run(serving)
             if engine.failure:
                 remedy = "report it with the log, or mend the policy if it is yours; start the server again"
                 raise UserError(f"{engine.failure}: this is a bug; {remedy}")
 
-    def _reread(self) -> Reread:
-        """Open the log anew, and give the settings as they are by now. Raises ConfigError."""
-        self.server_log.reopen()
-        try:
-            now = self.again()
-        except UserError as error:
-            raise ConfigError(str(error)) from None
-        try:
-            config = load_config(self.settings, file=now.server, others=self.others)
-        except ConfigError as error:  # Nothing else can have changed than the file.
-            raise ConfigError(f"{now.path}: {error}") from None
-        return Reread(
-            config=config,
-            differ=now.differ,
-            apply=partial(self.server_log.set_level, now.log_level),
-        )
-
-    def _state(self, config: ServerConfig, stack: ExitStack) -> DurableDirectory | None:
-        """Return the durable directory, closed with `stack`. A standby waits for it. Raises UserError."""
-        if config.durable is None:
-            if self.standby:
-                raise UserError("--standby waits for the directory of another server; give it, as --durable DIR")
+    def _state(self, stack: ExitStack) -> DurableDirectory | None:
+        """Return the durable directory, closed with `stack`. A standby waits for it."""
+        durable = self.config.durable
+        if durable is None:
             return None
-        on_wait = partial(_show, None, f"standing by: another server uses {config.durable}") if self.standby else None
-        return stack.enter_context(closing(DurableDirectory(Path(config.durable), on_wait)))
+        on_wait = partial(_show, None, f"standing by: another server uses {durable}") if self.standby else None
+        return stack.enter_context(closing(DurableDirectory(Path(durable), on_wait)))
 
-    def _check_config(self, config: ServerConfig) -> None:
-        """Raise UserError if settings exclude each other, or if cells cannot do one of them."""
-        if config.exact and config.cache != "off":
-            raise UserError(f"cache is {config.cache}, with which images are not exact; leave out --exact or --cache")
-        own = None if config.cache in ("off", IF_LATE) else CacheKind(config.cache).setting.name
-        if (own, config.cache_interval is None) == ("threshold", False):
-            raise UserError(f"cache is {config.cache}, which has no interval; leave out --cache-interval")
-        if (own, config.cache_threshold is None) == ("interval", False):
-            raise UserError(f"cache is {config.cache}, which has no threshold; leave out --cache-threshold")
-        size = self.workers.each.cell_size
-        max_batch = self.settings.get("max_batch")
-        if size > 1 and config.exact:
-            raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
-        if size > 1 and max_batch not in (None, 1):
-            raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
-
-    def _engine(
-        self,
-        config: ServerConfig,
-        state: DurableDirectory | None,
-        executor: Executor,
-        stack: ExitStack,
-        status: Status,
-    ) -> Engine:
+    def _engine(self, state: DurableDirectory | None, executor: Executor, stack: ExitStack, status: Status) -> Engine:
         """Return the engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
+        config = self.config
         controller = ControllerConfig(
             policy=self.policy,
             max_jobs=config.max_jobs,
@@ -261,29 +214,24 @@ def _show(status: Status | None, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Workers of a server.
-
-    `each` are those of this machine, or of each of the `nodes`; `plan` is that of their memory.
-    """
+    """Workers of a server: `each` are those of one of its `machines`; `plan` is that of their memory."""
 
     each: LocalConfig
-    nodes: NodesWanted | None = None
+    machines: Machines
     plan: StartPlan | None = None
 
     def __str__(self) -> str:
         first = self.each.sources[0]
         device = "simulated device" if isinstance(first, SimulatedSource) else first.device
         cells = f" in cells of {self.each.cell_size}" if self.each.cell_size > 1 else ""
-        where = "" if self.nodes is None else f" on {self.nodes.nodes_text}"
-        return f"{self.each.num_workers} x {device}{cells}{where}"
+        return f"{self.each.num_workers} x {device}{cells}{self.machines}"
 
-    def executor(self, owner: Path | None) -> Executor:
-        """Make the executor of the workers, for a durable server if there is an `owner`.
+    def executor(self, owner: Path | None) -> tuple[Executor, NodePlaces | None]:
+        """Make the executor of the workers, for a durable server if there is an `owner`, and the nodes that may move.
 
         Raises BadNodes, WorkerStartFailed.
         """
-        each = replace(self.each, owner=owner)
-        return LocalExecutor(each) if self.nodes is None else self.nodes.executor(each)
+        return self.machines.executor(replace(self.each, owner=owner))
 
 
 _STAT = Path("/proc/self/stat")

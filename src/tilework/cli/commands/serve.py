@@ -14,10 +14,11 @@ import typer
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import Devices, FoundDevices, checked_collectives, found_devices
 from tilework.cli.models import ModelOptions, model_source, options_of, usual_source
-from tilework.cli.nodes import NodesWanted, follow, is_kept, nodes_wanted
+from tilework.cli.nodes import Machines, RayNodes, ThisMachine, follow, is_kept, machines_of
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import SetupGroup, examples
-from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, server_settings, variables_of
+from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, resolved, server_settings
+from tilework.cli.options.contradictions import refuse_in_cells, refuse_options
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.nodes import NodeGroup
@@ -26,6 +27,7 @@ from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
+from tilework.server.config import ConfigError, ServerConfig, config_sources
 
 if TYPE_CHECKING:
     from tilework.cli.serving import Workers
@@ -65,18 +67,26 @@ def command(
 
     Further settings come from a file (--config) or the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ...
     (docs/operations.md)."""
-    settings = server.settings() | ({} if how.models_file is None else {"models": str(how.models_file)})
-    file = server_settings(ctx, config)
+    given = server.settings() | ({} if how.models_file is None else {"models": str(how.models_file)})
+    with user_errors(ConfigError):
+        settings = resolved(ctx, config, given)
     if show_config:
-        _show(ctx, settings, file, as_json=logs.json)
+        _show(ctx, settings, config_sources(given, server_settings(ctx, config)), as_json=logs.json)
         return
-    nodes = nodes_wanted(over)
+    refuse_options(ctx, settings)
+    machines = machines_of(over)
+    require_serve_extra()
+    with user_errors(OSError):
+        log = ServerLog(logs.log_level, logs.log_file)
+    if isinstance(machines, RayNodes) and settings.durable is not None and not is_kept():
+        follow(machines, Path(settings.durable), json=logs.json)
+        return
     is_modelled = where.backend is options.Backend.MODELLED
-    log = _prepared(ctx, where.backend, logs, models, how.models_file)
-    if over.cluster is not None and server.durable is not None and not is_kept():
-        follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
-        return
-    found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
+    found = (
+        FoundDevices("cpu")
+        if is_modelled
+        else found_devices(setup.device, elsewhere=not isinstance(machines, ThisMachine))
+    )
     usual = options_of(
         setup,
         found,
@@ -88,11 +98,12 @@ def command(
     devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots, where.beside)
     if not is_modelled:
         devices = devices.planned(_sources(where, None, models, how, usual), found)
-    table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
+    refuse_in_cells(devices.cell_size, settings)
+    table = _checked_table(when, _num_of_all(devices, machines), how.models_file)
     from tilework.cli.serving import Serving
 
     Serving(
-        workers=_workers(devices, nodes, where, _sources(where, table, models, how, usual)),
+        workers=_workers(devices, machines, where, _sources(where, table, models, how, usual)),
         usual=usual_source(usual),
         found=found,
         policy=when.policy,
@@ -101,13 +112,11 @@ def command(
         recalibrate=when.recalibrate,
         measure_s=_measure_s(when),
         require_all=how.require_all,
-        settings=settings,
-        file=file,
-        others=variables_of(ctx),
+        config=settings,
+        reread=reader(ctx, config, given, log),
         standby=over.standby,
         logs=logs,
         server_log=log,
-        again=reader(ctx, config),
         stuck_after_s=when.stuck_after,
     ).run()
 
@@ -121,13 +130,8 @@ def _measure_s(when: options.SchedulingGroup) -> float:
     return math.inf if when.recalibrate else _MEASURE_S
 
 
-def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, object], *, as_json: bool) -> None:
-    from tilework.server.config import ConfigError, config_sources, load_config
-
-    with user_errors(ConfigError):
-        values = dict(load_config(given, file=file, others=variables_of(ctx)))
-    sources = config_sources(given, file)
-    found = list(all_settings(ctx, {name: (value, sources[name]) for name, value in values.items()}))
+def _show(ctx: typer.Context, settings: ServerConfig, sources: Mapping[str, str], *, as_json: bool) -> None:
+    found = list(all_settings(ctx, {name: (value, sources[name]) for name, value in settings}))
     if as_json:
         shown = {one.name: {"value": one.value, "source": one.source} for one in found}
         print_json(jsonlib.loads(jsonlib.dumps(shown, default=str)))
@@ -138,73 +142,12 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-_OF_MODELS = (
-    *(
-        "models_file",
-        "adapter",
-        "loras",
-        "require_all",
-        "no_previews",
-        "dtype",
-        "quantize",
-        "offload",
-        "attention",
-        "compiles",
-    ),
-    "cuda_graphs",
-    "copy_stream",
-    "vae_tiling",
-    "cell",
-    "weights_memory",
-    "recalibrate",
-    "measure_seconds",
-)
-"""Options, by their fields, that say how a model runs, or how it is measured."""
-
-
-def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
-    """Raise UserError if devices are simulated and an option is given that means nothing then."""
-    if backend is not options.Backend.MODELLED:
-        return
-    given = {one.name: one.opts[0] for one in ctx.command.params if ctx.params[one.name] != one.default}
-    if "cell" in given:
-        cell = ctx.params["cell"]
-        raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    for flag in (given[name] for name in _OF_MODELS if name in given):
-        raise UserError(f"{flag} needs --backend diffusers: simulated devices run no model; leave it out")
-
-
-def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
+def _num_of_all(devices: Devices, machines: Machines) -> int | None:
     """Return the devices of all nodes; None while it is not known how many a cluster has."""
-    if nodes is None:
-        return devices.num_devices
-    return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
+    return None if machines.num_nodes is None else machines.num_nodes * devices.num_devices
 
 
-def _prepared(
-    ctx: typer.Context,
-    backend: options.Backend,
-    logs: options.LogGroup,
-    models: Sequence[str] | None,
-    file: Path | None,
-) -> ServerLog:
-    """Return the log.
-
-    Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is missing.
-    """
-    _check_simulated(ctx, backend)
-    if models and file is not None:
-        raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
-    if logs.log is not None and logs.no_log:
-        raise UserError(f"--log names a file for the event log, {logs.log}, and --no-log wants none; leave one out")
-    require_serve_extra()
-    with user_errors(OSError):
-        return ServerLog(logs.log_level, logs.log_file)
-
-
-def _workers(
-    devices: Devices, nodes: NodesWanted | None, where: options.DeviceGroup, sources: tuple[Source, ...]
-) -> Workers:
+def _workers(devices: Devices, machines: Machines, where: options.DeviceGroup, sources: tuple[Source, ...]) -> Workers:
     from tilework.cli.serving import Workers
     from tilework.runtime.local_config import LocalConfig
 
@@ -218,7 +161,7 @@ def _workers(
         cache_bytes=devices.beside.cache_bytes,
         collectives=checked_collectives(where.collectives, sources),
     )
-    return Workers(each, nodes, devices.plan)
+    return Workers(each, machines, devices.plan)
 
 
 def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:
@@ -231,10 +174,6 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
         check_live(when.policy)
         if when.cost is None:
             return None
-        if when.recalibrate:
-            raise UserError("--recalibrate measures, and --cost says what steps cost; leave one of them out")
-        if when.measure_seconds is not None:
-            raise UserError("--measure-seconds limits measuring, and with --cost nothing is; leave one of them out")
         table = read_table(when.cost)
         if num_workers is not None:
             check_devices(table, num_workers, when.cost)
@@ -244,7 +183,6 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
 
 def _check_devices(file: Path | None, policy: str, num_workers: int | None) -> None:
     """Raise UserError if a file of models names missing workers, or workers that the policy would not heed."""
-    from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
     with user_errors(ConfigError, UnknownPolicy):
@@ -268,7 +206,6 @@ def _sources(
 
 def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual: ModelOptions) -> tuple[Source, ...]:
     """Return the models that are named, or those of a file, whose own options count."""
-    from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 

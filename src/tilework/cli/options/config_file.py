@@ -10,19 +10,22 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from tilework.cli.console import UserError
-from tilework.cli.options.logs import LogLevel
+from tilework.cli.options.logs import LogLevel, ServerLog
 from tilework.cli.options.nodes import KEPT, TOKEN, NodeGroup
 from tilework.cli.options.serve import DeviceGroup, LogGroup, ModelGroup, SchedulingGroup
 from tilework.cli.options.settings import ServerGroup
 from tilework.pipelines.setup.quantize import begin_at
-from tilework.server.config import PREFIX, SECRETS, ServerConfig
+from tilework.server.config import PREFIX, SECRETS, ConfigError, ServerConfig, load_config
+
+if TYPE_CHECKING:
+    from tilework.server.reload import Reread
 
 MODEL = "model"
 """The key of the models that are named without an option."""
@@ -64,31 +67,35 @@ def _of_command(ctx: typer.Context, path: Path) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileAgain:
-    """The file of settings, read again: what it says of the server, and the level of the log that is wanted now.
+def resolved(ctx: typer.Context, path: Path | None, given: Mapping[str, object]) -> ServerConfig:
+    """Return the settings of the server, of which the options are `given`. Raises ConfigError, UserError."""
+    return load_config(given, file=server_settings(ctx, path), others=variables_of(ctx))
 
-    `differ` are the other options of the command that it gave at the start, and gives otherwise now.
+
+def reader(ctx: typer.Context, path: Path | None, given: Mapping[str, object], log: ServerLog) -> Callable[[], Reread]:
+    """Return a function that opens the log anew, and reads settings again. Without a file none has changed.
+
+    The function raises ConfigError.
     """
+    from tilework.server.reload import Reread
 
-    path: Path | None
-    server: Mapping[str, object]
-    log_level: str
-    differ: tuple[str, ...]
-
-
-def reader(ctx: typer.Context, path: Path | None) -> Callable[[], FileAgain]:
-    """Return a function that reads the file again and raises UserError. Without a file nothing has changed."""
     before = {} if path is None else _of_command(ctx, path)
     found = {key: ctx.get_parameter_source(one.name) for key, one in _parameters(ctx).items()}
     of_file = [key for key, source in found.items() if source is not None and source.name in ("DEFAULT_MAP", "DEFAULT")]
     level = str(ctx.params[LOG_LEVEL])
 
-    def read() -> FileAgain:
-        now = {} if path is None else _of_command(ctx, path)
+    def read() -> Reread:
+        log.reopen()
+        try:
+            now = {} if path is None else _of_command(ctx, path)
+            config = resolved(ctx, path, given)
+        except UserError as error:
+            raise ConfigError(str(error)) from None
+        except ConfigError as error:  # Nothing else can have changed than the file.
+            raise ConfigError(f"{path}: {error}") from None
         differ = tuple(key for key in of_file if key != LOG_LEVEL and now.get(key) != before.get(key))
         wanted = now.get(LOG_LEVEL, LogLevel.WARNING) if LOG_LEVEL in of_file else level
-        return FileAgain(path=path, server=server_settings(ctx, path), log_level=str(wanted), differ=differ)
+        return Reread(config=config, differ=differ, apply=partial(log.set_level, str(wanted)))
 
     return read
 

@@ -151,11 +151,6 @@ class NodesExecutor:
         return sorted(self._numbers.of(node.node, one) for node in staying for one in node.up)
 
     @property
-    def starts_agents(self) -> bool:
-        """True if it starts its agents itself, rather than a node manager."""
-        return self._starter is not None
-
-    @property
     def host(self) -> str:
         """Host on which it listens for agents."""
         return self._config.host
