@@ -42,7 +42,7 @@ _FROM_SERVER = re.compile(r"[0-9a-f]{32}")
 
 
 def record(http: httpx.Client) -> dict[str, Any]:
-    """Return the answers to one call of each kind, by the name of the example."""
+    """Return the answers to one call of each kind, by their models, or by what else they show."""
     sets = http.get("/v1/sets").json()  # Before anything has run.
     images = http.post("/v1/images/generations", json=EXAMPLE).raise_for_status().json()
     stream = http.post("/v1/images/generations", json={**EXAMPLE, "stream": True, "partial_images": 1}).text
@@ -57,23 +57,23 @@ def record(http: httpx.Client) -> dict[str, Any]:
     http.delete(f"/v1/requests/{followed}")  # Delete its images: a server waits for those that were not fetched.
     progress = next(one for one in events if one["type"] == "tilework.progress" and one["state"] == "running")
     return {
-        "images": images,
+        "ImagesResponse": images,
         "pictures": _events(stream),
-        "status": running,
-        "list": listed,
-        "decisions": decisions,
+        "RequestStatus": running,
+        "RequestList": listed,
+        "Decisions": decisions,
         "cancelled": cancelled,
         "progress": [progress],
-        "chat": http.post("/v1/chat/completions", json=CHAT).raise_for_status().json(),
+        "ChatCompletion": http.post("/v1/chat/completions", json=CHAT).raise_for_status().json(),
         "chunks": _chunks(http.post("/v1/chat/completions", json={**CHAT, "stream": True}).text),
-        "models": http.get("/v1/models").json(),
-        "model": http.get("/v1/models/shapes").json(),
-        "model path": http.get("/v1/model_info").json(),
-        "live": live,
-        "plan": _planned(http),
-        "alive": http.get("/health").json(),
-        "ready": http.get("/ready").json(),
-        "sets": sets,
+        "ModelList": http.get("/v1/models").json(),
+        "ModelCard": http.get("/v1/models/shapes").json(),
+        "ModelPath": http.get("/v1/model_info").json(),
+        "LiveState": live,
+        "PlanState": _planned(http),
+        "Alive": http.get("/health").json(),
+        "ReadyModel": http.get("/ready").json(),
+        "SetList": sets,
     }
 
 
@@ -81,9 +81,9 @@ def record_videos(http: httpx.Client) -> dict[str, Any]:
     """Return the answers about videos, likewise."""
     video_id = http.post("/v1/videos", json=VIDEO).raise_for_status().json()["id"]
     return {
-        "video": _once(http, f"/v1/videos/{video_id}", lambda job: job["progress"] > 0),
-        "videos": http.get("/v1/videos", params={"limit": 1}).json(),
-        "video deleted": http.delete(f"/v1/videos/{video_id}").json(),
+        "VideoJob": _once(http, f"/v1/videos/{video_id}", lambda job: job["progress"] > 0),
+        "VideoList": http.get("/v1/videos", params={"limit": 1}).json(),
+        "VideoDeleted": http.delete(f"/v1/videos/{video_id}").json(),
     }
 
 

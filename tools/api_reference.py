@@ -53,7 +53,7 @@ class _Page:
             yield from self._parameters(operation)
             yield from self._body(f"{method} {path}", operation)
             yield _statuses(operation)
-            yield from _examples(method, path, operation)
+            yield from _examples(method, path, operation, self.openapi["components"]["schemas"])
         yield self._errors()
 
     def _parameters(self, operation: Mapping[str, Any]) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _statuses(operation: Mapping[str, Any]) -> str:
     return f"{' '.join(good)} Otherwise {bad}: see [errors](#errors).\n"
 
 
-def _examples(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+def _examples(method: str, path: str, operation: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
     """Yield examples of the usual answer, and of every other answer that names the call which gets it."""
     good = [
         (status, media_type, content)
@@ -138,7 +138,8 @@ def _examples(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[
             yield f"**{status}** as `{media_type}`:\n"
         yield f"```console\n{_command(method, path, operation, media_type, content.get(CALL, {}))}\n```\n"
         if media_type == JSON:
-            yield f"```json\n{in_lines(content['example'])}\n```\n"
+            of_model = models[content["schema"]["$ref"].rpartition("/")[2]]
+            yield f"```json\n{in_lines(content.get('example') or of_model['examples'][0])}\n```\n"
         elif media_type.startswith("text/"):
             yield f"```text\n{content['example'].strip()}\n```\n"
 
@@ -155,7 +156,8 @@ def _command(
     line = f"{shlex.join(words)} $URL{path}"
     if "requestBody" in operation:
         headers = {"Content-Type": JSON, **call.get("headers", {})}
-        body = json.dumps({**operation["requestBody"]["content"][JSON]["example"], **call.get("fields", {})})
+        example = operation["requestBody"]["content"][JSON]["schema"]["examples"][0]
+        body = json.dumps({**example, **call.get("fields", {})})
         line += "".join(f" -H {shlex.quote(f'{name}: {value}')}" for name, value in headers.items())
         line += f" \\\n    -d {shlex.quote(body)}"
     names = {"image": "image.png", "video": "video.mp4"}

@@ -17,7 +17,6 @@ from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S
 from tilework.formats.workload import read_workload
 from tilework.runtime.ticket import Outcome, Ticket
-from tilework.server.api.examples import EXAMPLES
 from tilework.server.planning.planner import LEAST_DUE
 from tilework.server.planning.recent import WINDOW_NS, RecentTraffic
 from tilework.server.schema.plan import PlanState
@@ -130,7 +129,3 @@ def test_the_traffic_is_a_workload_of_the_latest_hour(tmp_path: Path) -> None:
     ]
     assert (lines[0].exact, lines[0].priority, lines[0].loras) == (True, "interactive", (UsedLora("ink", 0.5),))
     assert (lines[1].on_miss, lines[1].tenant) == (OnMiss.DROP, "anna")
-
-
-def test_the_example_is_an_answer() -> None:
-    PlanState.model_validate(EXAMPLES["plan"])

@@ -1,4 +1,4 @@
-"""Examples of answers of the server, by name; `/docs` shows them. Those in `examples.json` were recorded."""
+"""Examples of answers of the server, by their models; `/docs` shows them. Those in `examples.json` were recorded."""
 
 from __future__ import annotations
 
@@ -154,10 +154,8 @@ def _stream(events: list[dict[str, Any]]) -> str:
 
 PROGRESS = _stream(RECORDED["progress"])
 PICTURES = _stream(RECORDED["pictures"])
-LIVE = _stream([{"type": "tilework.live", **RECORDED["live"]}])
+LIVE = _stream([{"type": "tilework.live", **RECORDED["LiveState"]}])
 CHUNKS = b"".join(map(chunk, RECORDED["chunks"])).decode()
-EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
-"""Examples by name. An edit is answered like any image; the shipped model makes none."""
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "slo_source": "request", "earliest_s": 3.251},
     503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},
@@ -169,4 +167,4 @@ def _error_example(status: int) -> object:
     return {"error": {"message": message, "type": error_type, "param": param, "code": code, **_MORE.get(status, {})}}
 
 
-EXAMPLES |= {f"error {status}": _error_example(status) for status in ERRORS}
+EXAMPLES: dict[str, object] = RECORDED | {f"error {status}": _error_example(status) for status in ERRORS}

@@ -33,11 +33,11 @@ ImageUid = Annotated[str, Path(description="an image", examples=[f"{UID}-0"])]
 
 
 def add_image_routes(app: FastAPI, images: ImageService, requests: RequestService) -> None:
-    done = good("The images", "images", *CALL_HEADERS)
+    done = good("The images", *CALL_HEADERS)
     done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
-    edited = good("The images", "edits", *CALL_HEADERS)
+    edited = good("The images", *CALL_HEADERS)
     accepted = {
-        **good("Accepted; the images come later", "status", asked={"Prefer": "respond-async"}),
+        **good("Accepted; the images come later", asked={"Prefer": "respond-async"}),
         "model": RequestStatus,
         "headers": header_docs("Location", "Preference-Applied", *CALL_HEADERS),
     }
@@ -63,7 +63,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         response_model=ImagesResponse,
         responses={
             200: edited,
-            202: {**accepted, **good("Accepted; the images come later", "status"), "headers": accepted["headers"]},
+            202: {**accepted, **good("Accepted; the images come later"), "headers": accepted["headers"]},
             **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
         },
         openapi_extra={**EDIT_BODY, "parameters": [IDEMPOTENCY_KEY, PREFER]},
@@ -85,7 +85,7 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
 
 
 def add_chat_route(app: FastAPI, chat: ChatService) -> None:
-    done = good("The images", "chat", *CALL_HEADERS)
+    done = good("The images", *CALL_HEADERS)
     done["content"] |= stream("", CHUNKS, fields={"stream": True})["content"]
 
     @app.post(

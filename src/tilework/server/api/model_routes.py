@@ -34,7 +34,7 @@ def add_model_routes(
         tags=["models"],
         response_model=ModelList,
         responses={
-            200: good("The served models", "models"),
+            200: good("The served models"),
             **errors(401),
         },
     )
@@ -54,7 +54,7 @@ def add_model_routes(
         "/v1/models/{model_id:path}",
         tags=["models"],
         response_model=ModelCard,
-        responses={200: good("The model", "model"), **errors(401, 404, 503)},
+        responses={200: good("The model"), **errors(401, 404, 503)},
     )
     async def retrieve_model(model_id: ModelId) -> ModelCard:
         """Return a served model, by its name."""
@@ -64,7 +64,7 @@ def add_model_routes(
     @app.get(
         "/v1/model_info",
         tags=["models"],
-        responses={200: good("Its hub id or name", "model path"), **errors(401)},
+        responses={200: good("Its hub id or name"), **errors(401)},
     )
     async def model_info() -> ModelPath:
         """Return the hub id of the first model, or its name if it came from a directory, for clients of SGLang."""

@@ -12,28 +12,25 @@ from tilework.server.api.examples import ERRORS, EXAMPLES
 from tilework.server.http.body_limits import FORM, TEXT_FORM
 from tilework.server.http.sse import MEDIA_TYPE
 from tilework.server.schema.answers import ErrorResponse
-from tilework.server.schema.chat_request import EXAMPLE as CHAT_EXAMPLE
 from tilework.server.schema.chat_request import chat_schema
-from tilework.server.schema.edit_request import EXAMPLE as EDIT_EXAMPLE
 from tilework.server.schema.edit_request import edit_form_schema, edit_schema
-from tilework.server.schema.image_request import EXAMPLE, request_schema
-from tilework.server.schema.video_request import EXAMPLE as VIDEO_EXAMPLE
+from tilework.server.schema.image_request import request_schema
 from tilework.server.schema.video_request import video_form_schema, video_schema
 
 
-def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 # Headers and fields to add to the route's example, {"headers": ..., "fields": ...}, to get this answer.
 CALL = "x-tilework-call"
 _RETRY_HEADERS = {409: ("Retry-After",), 429: ("Retry-After", "Link"), 503: ("Retry-After",)}
 _ANY_CALL = (431, 500, 503)
-IMAGE_BODY = _body(request_schema(), EXAMPLE)
-CHAT_BODY = _body(chat_schema(), CHAT_EXAMPLE)
-EDIT_BODY = _body(edit_schema(), EDIT_EXAMPLE)
+IMAGE_BODY = _body(request_schema())
+CHAT_BODY = _body(chat_schema())
+EDIT_BODY = _body(edit_schema())
 EDIT_BODY["requestBody"]["content"][FORM] = {"schema": edit_form_schema()}
-VIDEO_BODY = _body(video_schema(), VIDEO_EXAMPLE)
+VIDEO_BODY = _body(video_schema())
 VIDEO_BODY["requestBody"]["content"] |= {
     FORM: {"schema": video_form_schema(has_files=True)},
     TEXT_FORM: {"schema": video_form_schema(has_files=False)},
@@ -88,12 +85,15 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: _error(status) for status in sorted({*statuses, *_ANY_CALL})}
 
 
-def good(description: str, example: str, *headers: str, asked: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Describe a JSON answer: an example, by its name in `EXAMPLES`, and headers; its schema is the route's model.
+def good(
+    description: str, *headers: str, example: str | None = None, asked: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Describe a JSON answer and its headers; its schema is the route's model, which has an example.
 
-    `asked` are the headers of the request that gets this answer, if it is not the route's usual one.
+    `example` is the name of another one in `EXAMPLES`. `asked` are the headers of the request that gets this answer, if
+    it is not the route's usual one.
     """
-    content: dict[str, Any] = {"example": example}
+    content: dict[str, Any] = {} if example is None else {"example": example}
     if asked is not None:
         content[CALL] = {"headers": asked}
     return {"description": description, "headers": header_docs(*headers), "content": {"application/json": content}}
@@ -171,12 +171,16 @@ def _drop_validation(schema: dict[str, Any]) -> None:
 
 
 def _fill_examples(schema: dict[str, Any]) -> None:
-    """Replace the names of examples by the examples: FastAPI itself would leave out what is null in them."""
+    """Give models their examples, and replace names of others: FastAPI itself would leave out what is null in them."""
+    for name, model in schema["components"]["schemas"].items():
+        if name in EXAMPLES:
+            model["examples"] = [EXAMPLES[name]]
     for methods in schema["paths"].values():
         for operation in methods.values():
             for answer in operation["responses"].values():
                 content = answer.get("content", {}).get("application/json", {})
-                content["example"] = EXAMPLES.get(str(content.get("example")), content.get("example"))
+                if "example" in content:
+                    content["example"] = EXAMPLES[content["example"]]
 
 
 def _error(status: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tilework.sets.records import SetRecord
 
 
 def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
-    @app.get("/health", tags=["operations"], responses={200: good("Alive", "alive"), **errors()})
+    @app.get("/health", tags=["operations"], responses={200: good("Alive"), **errors()})
     async def health() -> Alive:
         """Answer 200 while the process is alive, also while it loads its models."""
         return Alive()
@@ -39,7 +39,7 @@ def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> No
         "/ready",
         tags=["operations"],
         responses={
-            200: good("Ready", "ready"),
+            200: good("Ready"),
             **errors(),
         },
     )
@@ -104,7 +104,7 @@ def _crowded() -> ApiError:
 
 
 def add_live_route(app: FastAPI, live: LiveService) -> None:
-    answer = good("The state", "live")
+    answer = good("The state")
     answer["content"] |= stream("", LIVE)["content"]
 
     @app.get(
@@ -125,7 +125,7 @@ def add_plan_route(app: FastAPI, plans: PlanService) -> None:
     @app.get(
         "/v1/plan",
         tags=["operations"],
-        responses={200: good("The plan, or its progress", "plan"), **errors(400, 401, 403, 409, 429)},
+        responses={200: good("The plan, or its progress"), **errors(400, 401, 403, 409, 429)},
     )
     async def plan(
         http: Request,
@@ -140,7 +140,7 @@ def add_plan_route(app: FastAPI, plans: PlanService) -> None:
 
 
 def add_set_routes(app: FastAPI, sets: Sets, readiness: Readiness) -> None:
-    @app.get("/v1/sets", tags=["operations"], responses={200: good("The sets", "sets"), **errors(401)})
+    @app.get("/v1/sets", tags=["operations"], responses={200: good("The sets"), **errors(401)})
     async def list_sets() -> SetList:
         """List this server and those that share its registry: what they serve, how busy they are, and their nodes."""
         readiness.require_started()

@@ -30,7 +30,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests",
         tags=["requests"],
         response_model=RequestList,
-        responses={200: good("Calls, newest first", "list"), **errors(400, 401)},
+        responses={200: good("Calls, newest first"), **errors(400, 401)},
     )
     async def list_requests(http: Request, limit: Limit = 20, after: After = None) -> RequestList:
         """List the tenant's own calls, both open ones and those that ended lately, newest first."""
@@ -40,7 +40,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}",
         tags=["requests"],
         response_model=RequestStatus,
-        responses={200: good("Its status", "status"), **errors(401, 404)},
+        responses={200: good("Its status"), **errors(401, 404)},
     )
     async def request_status(uid: Uid, http: Request) -> RequestStatus:
         """Return the status of a call, or of one image of it."""
@@ -50,7 +50,7 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}",
         tags=["requests"],
         response_model=RequestStatus,
-        responses={200: good("Its final state", "cancelled"), **errors(401, 404)},
+        responses={200: good("Its final state", example="cancelled"), **errors(401, 404)},
     )
     async def delete_request(uid: Uid, http: Request) -> Response:
         """Cancel a call, all of its images; devices are free at the next step. If it has ended, delete its images."""
@@ -87,7 +87,7 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}/decisions",
         tags=["requests"],
         response_model=Decisions,
-        responses={200: good("Decisions in order", "decisions"), **errors(401, 404)},
+        responses={200: good("Decisions in order"), **errors(401, 404)},
     )
     async def request_decisions(uid: Uid, http: Request) -> Decisions:
         """Return the scheduler's decisions about a call or an image, and why. The scope admin sees any tenant's."""

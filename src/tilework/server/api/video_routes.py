@@ -41,7 +41,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos",
         tags=["videos"],
         response_model=VideoJob,
-        responses={200: good("The job", "video", *CALL_HEADERS), **errors(*_BODY_ERRORS)},
+        responses={200: good("The job", *CALL_HEADERS), **errors(*_BODY_ERRORS)},
         openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )
     async def create_video(http: Request) -> Response:
@@ -63,7 +63,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos",
         tags=["videos"],
         response_model=VideoList,
-        responses={200: good("Videos", "videos"), **errors(400, 401)},
+        responses={200: good("Videos"), **errors(400, 401)},
     )
     async def list_videos(http: Request, limit: Limit = 20, after: After = None, order: Sorting = "desc") -> VideoList:
         """List the tenant's own videos, both those that are not done and those that ended lately."""
@@ -77,7 +77,7 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos/{video_id}",
         tags=["videos"],
         response_model=VideoJob,
-        responses={200: good("Its status", "video"), **errors(401, 404)},
+        responses={200: good("Its status"), **errors(401, 404)},
     )
     async def retrieve_video(video_id: VideoId, http: Request) -> VideoJob:
         """Return the status of a video: its progress, when it is expected, and why it failed if it did."""
@@ -87,7 +87,7 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos/{video_id}",
         tags=["videos"],
         response_model=VideoDeleted,
-        responses={200: good("It is gone", "video deleted"), **errors(401, 404)},
+        responses={200: good("It is gone"), **errors(401, 404)},
     )
     async def delete_video(video_id: VideoId, http: Request) -> VideoDeleted:
         """Delete a video and its file. A video that is not done is cancelled; devices are free at the next step."""

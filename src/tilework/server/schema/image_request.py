@@ -52,7 +52,7 @@ class ImageRequest(BaseModel):
     `calls.parsing.arguments` and `foreign_fields`.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     prompt: str = Field(description="a text that says what to draw, maybe empty")
     model: str | None = Field(None, description="the name of the served model, or nothing")
@@ -156,4 +156,4 @@ def request_schema() -> dict[str, Any]:
             shown = {key: rules.pop(key) for key in ("title", "description", "default") if key in rules}
             schema["properties"][name] = {"anyOf": [rules, {"type": "null"}], **shown}
     schema["properties"] |= picture_schema()
-    return schema
+    return {**schema, "examples": [EXAMPLE]}
