@@ -71,7 +71,7 @@ class Handoff:
 
     @property
     def num_spills(self) -> int:
-        return sum(bench.worker.kept.num_spills for bench in self.benches)
+        return sum(bench.worker.jobs.kept.num_spills for bench in self.benches)
 
     @property
     def picture(self) -> np.ndarray:

@@ -203,6 +203,14 @@ def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member
     assert len(member.works) == 0
 
 
+def test_a_work_that_breaks_off_before_it_begins_has_done_no_steps(member: Member) -> None:
+    """The worker has the job, but from a later step than the work begins at."""
+    member.run(steps(2, ((JOB, 0),), 3, GROUP))
+    (ended,) = member.run(steps(3, ((JOB, 1),), 1, GROUP), calls_left=0)
+    assert isinstance(ended, Ended)
+    assert (ended.ending, ended.steps_done, ended.blobs) == (Ending.BROKEN, 0, {})
+
+
 def test_no_member_begins_if_one_lacks_the_state(member: Member) -> None:
     (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
     assert isinstance(ended, Ended)

@@ -67,7 +67,7 @@ class Queued(SimulatedFamily):
 def family(monkeypatch: pytest.MonkeyPatch) -> Queued:
     """All steps are short."""
     family = Queued(table(1e-6, 1e-6, 1e-6, degrees=(1, 2)).rows)
-    monkeypatch.setattr("tilework.worker.worker.events_on", lambda device: family.mark)
+    monkeypatch.setattr("tilework.worker.work_run.events_on", lambda device: family.mark)
     monkeypatch.setattr(launched_steps, "SHORT_STEP_NS", float("inf"))
     return family
 
@@ -107,7 +107,7 @@ def test_a_short_step_is_launched_before_the_last_is_done_and_never_two(bench: W
 
 
 def test_loads_begin_before_each_step(bench: WorkerBench, family: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.worker, "_loads_ahead", lambda: family.happened.append("loads") or ())
+    monkeypatch.setattr(bench.worker.loads, "_ahead", lambda: family.happened.append("loads") or ())
     bench.run(steps(2, ((JOB, 0),), 4))
     launches = [index for index, entry in enumerate(family.happened) if entry.startswith("launch")]
     assert [family.happened[index - 1] for index in launches] == ["loads"] * 4
@@ -157,13 +157,13 @@ def test_no_step_counts_if_the_device_fails_in_one_while_the_next_is_refused(
     report = bench.run(steps(2, ((JOB, 0),), 4))[-1]
     assert isinstance(report, Failed)
     assert "illegal memory access" in report.reason
-    assert bench.worker.num_jobs == 0
+    assert len(bench.worker.jobs) == 0
 
 
 def test_a_group_waits_for_each_step(bench: WorkerBench, family: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its messages brought is right only if none was broken off by the time the device was waited for."""
-    monkeypatch.setattr("tilework.worker.worker.events_on", lambda device: pytest.fail)
-    monkeypatch.setattr("tilework.worker.steps.synchronize", lambda *_: family.device_queue.current().synchronize())
+    monkeypatch.setattr("tilework.worker.work_run.events_on", lambda device: pytest.fail)
+    monkeypatch.setattr("tilework.worker.work_run.synchronize", lambda *_: family.device_queue.current().synchronize())
     monkeypatch.setattr(bench.worker, "_groups", EchoGroups())
     bench.run(steps(2, ((JOB, 0),), 3, GROUP))
     assert family.happened == [*IN_TURN, "launch 3", "done 3"]
@@ -237,7 +237,7 @@ def test_events_are_waited_for_and_not_the_stream(monkeypatch: pytest.MonkeyPatc
 def test_a_cpu_has_no_events_and_its_steps_come_in_turn(
     bench: WorkerBench, family: Queued, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tilework.worker.worker.events_on", events_on)
+    monkeypatch.setattr("tilework.worker.work_run.events_on", events_on)
     assert events_on(torch.device("cpu")) is None
     bench.run(steps(2, ((JOB, 0),), 3))
     assert family.happened == [one for one in [*IN_TURN, "launch 3"] if not one.startswith("done")]

@@ -84,11 +84,11 @@ def test_works_wait_for_what_they_need_and_for_nothing_else(rig: Loading) -> Non
     rig.bench.run(rig.load_other(1), rig.load(2, ENCODE), encode(1, JOB, rig.spec), rig.load(3, DIFFUSE))
     assert rig.ends == ["l2", "w1"], "what no work needs is loaded while there is no command"
     assert not rig.weights.has([rig.other.digest])
-    assert sum(rig.worker.load_block() for _ in range(3)) == 3
+    assert sum(rig.worker.loads.load_block() for _ in range(3)) == 3
     assert not rig.weights.has([rig.other.digest]), "the last block is followed by the end"
-    assert rig.worker.load_block()
+    assert rig.worker.loads.load_block()
     assert rig.ends == ["l2", "w1", "l1"]
-    while rig.worker.load_block():
+    while rig.worker.loads.load_block():
         pass
     assert rig.ends == ["l2", "w1", "l1", "l3"]
 
@@ -99,7 +99,7 @@ def test_pictures_have_the_same_bits_whatever_is_loaded_and_dropped_between_thei
     for step in range(4):
         rig.bench.run(steps(2 + step, ((JOB, step),), 1), rig.load_other(10 + step))
         for _ in range(1 + step):
-            rig.worker.load_block()
+            rig.worker.loads.load_block()
         rig.bench.run(DropWeights((rig.other.digest,)))
     end = rig.bench.run(DropWeights(rig.load(2, DIFFUSE).components), rig.load(3, DECODE), decode(6, JOB))[-1]
     assert isinstance(end, Ended)
@@ -117,18 +117,18 @@ def test_a_work_that_is_stopped_while_it_waits_ends_without_its_weights(rig: Loa
     [end] = rig.bench.reports
     assert isinstance(end, Ended)
     assert (end.ending, end.steps_done) == (Ending.STOPPED, 0)
-    assert rig.worker.load_block(), "the load goes on"
+    assert rig.worker.loads.load_block(), "the load goes on"
 
 
 def test_what_is_dropped_before_it_is_there_is_said_and_takes_no_memory(rig: Loading) -> None:
     first, *_ = rig.load(1, DIFFUSE).components
     rig.worker.execute(LoadWeights(1, (rig.other.digest, first)))
     for _ in range(2):
-        rig.worker.load_block()
+        rig.worker.loads.load_block()
     assert rig.held_bytes > 0
     rig.worker.execute(DropWeights((rig.other.digest,)))
     assert rig.held_bytes == 0
-    while rig.worker.load_block():
+    while rig.worker.loads.load_block():
         pass
     [end] = rig.bench.reports
     assert isinstance(end, WeightsLoaded)
@@ -145,7 +145,7 @@ def test_a_worker_never_has_more_than_it_was_told_to_load(rig: Loading) -> None:
     for num_blocks, command in enumerate((rig.load_other(2), rig.load(3, DIFFUSE), rig.load(4, DECODE)), 1):
         rig.worker.execute(command)
         for _ in range(num_blocks):
-            rig.worker.load_block()
+            rig.worker.loads.load_block()
             held.append(rig.held_bytes)
         rig.worker.execute(DropWeights(command.components))
         held.append(rig.held_bytes)
@@ -168,11 +168,11 @@ def test_a_load_without_memory_is_tried_again_and_then_ends_the_worker(
 
     monkeypatch.setattr(rig.weights, "loading", fails)
     rig.worker.execute(rig.load_other(1))
-    while rig.worker.load_block():
+    while rig.worker.loads.load_block():
         pass
     assert rig.ends == ["l1"]
     rig.worker.execute(DropWeights((rig.other.digest,)))
     failures = 2
     rig.worker.execute(rig.load_other(2))
     with pytest.raises(WeightsNotLoaded, match="MemoryError"):
-        rig.worker.load_block()
+        rig.worker.loads.load_block()

@@ -60,7 +60,7 @@ def test_a_process_takes_note_of_what_comes_and_of_what_has_had_its_turn() -> No
     for command in (drop, load):
         send_message(parent, command)
     parent.close()  # Ends it.
-    worker: Any = SimpleNamespace(load_block=lambda: False, execute=executed.append)
+    worker: Any = SimpleNamespace(loads=SimpleNamespace(load_block=lambda: False), execute=executed.append)
     _execute_all(link, worker)
     assert executed == [drop, load]
     link.loads_ahead.receive(later)

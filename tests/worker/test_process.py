@@ -29,8 +29,7 @@ from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
 from tilework.core.wire.reports import Ended, Ending, Loaded, LoadFailed, Progress, Report, StartedOver
 from tilework.pipelines.errors import LibraryMissing
 from tilework.runtime.worker_process import forkserver_context
-from tilework.worker import process
-from tilework.worker import worker as executing
+from tilework.worker import hardware, process
 from tilework.worker.process import _Link, _side_stream, serve
 from tilework.worker.start.anew import begin_anew
 from waiting import PATIENCE_S
@@ -58,7 +57,7 @@ def serve_interruptibly(connection: socket.socket, source: ModelSource) -> None:
 
 def serve_on_failed_device(connection: socket.socket, source: ModelSource) -> None:
     """Body of a worker whose device has failed once a work has."""
-    executing.has_failed = lambda _device: True
+    hardware.has_failed = lambda _device: True
     serve(connection, (source,), SITE)
 
 

@@ -138,7 +138,7 @@ def test_a_work_waits_for_the_weights_that_it_needs_and_not_for_others(card: Car
     assert not card.is_done, "the other component comes beside the steps"
     rig.bench.run(steps(3, ((JOB, 1),), 3))
     assert not card.is_done
-    while rig.worker.load_block():
+    while rig.worker.loads.load_block():
         pass
     assert rig.ends[-1] == "l3"
     assert rig.weights.has([rig.other.digest])
@@ -187,7 +187,7 @@ def test_loads_that_are_received_while_steps_run_begin_beside_them(card: Card, t
     before = len(card.device.side.queue)
     rig.bench.run(rig.load_other(3))
     assert len(card.device.side.queue) == before, "its turn comes, and it is under way already"
-    while rig.worker.load_block():
+    while rig.worker.loads.load_block():
         pass
     assert rig.weights.has([rig.other.digest])
 
@@ -201,7 +201,7 @@ def test_without_memory_beside_a_run_a_load_comes_block_by_block(
 
     monkeypatch.setattr(card.device, "like", like)
     rig.worker.execute(rig.load_other(1))
-    while rig.worker.load_block():
+    while rig.worker.loads.load_block():
         pass
     assert rig.ends == ["l1"]
     assert rig.weights.has([rig.other.digest])

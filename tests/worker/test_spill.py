@@ -65,17 +65,17 @@ def encode_all(bench: WorkerBench, *job_ids: int) -> None:
 
 
 def num_returns(bench: WorkerBench, command: Execute) -> int:
-    before = bench.worker.kept.num_returns
+    before = bench.worker.jobs.kept.num_returns
     bench.run(command)
-    return bench.worker.kept.num_returns - before
+    return bench.worker.jobs.kept.num_returns - before
 
 
 def test_the_jobs_that_ran_the_longest_ago_spill(family: Family, tmp_path: Path, one_job: int) -> None:
     bench = WorkerBench(family, tmp_path, states_bytes=2 * one_job)
     encode_all(bench, 1, 2)
-    assert bench.worker.kept == KeptStates(2 * one_job, 0, 0)
+    assert bench.worker.jobs.kept == KeptStates(2 * one_job, 0, 0)
     encode_all(bench, 3)
-    assert bench.worker.kept == KeptStates(2 * one_job, 1, 0)
+    assert bench.worker.jobs.kept == KeptStates(2 * one_job, 1, 0)
     returns = {job_id: num_returns(bench, steps(10 + job_id, ((job_id, 0),), 1)) for job_id in (3, 2, 1)}
     assert returns == {3: 0, 2: 1, 1: 1}, "2 was dropped when 3 had made a step, and 1 at first"
 
@@ -92,8 +92,8 @@ def test_a_job_whose_work_was_received_keeps_all(family: Family, tmp_path: Path,
     bench = WorkerBench(family, tmp_path, states_bytes=one_job)
     encode_all(bench, 1)
     bench.run(encode(2, 2, SPEC), steps(3, ((1, 0),), 1), steps(4, ((2, 0),), 1))
-    assert bench.worker.kept.num_returns == 0
-    assert bench.worker.kept.num_spills == 2, "when all works had ended, each was too large"
+    assert bench.worker.jobs.kept.num_returns == 0
+    assert bench.worker.jobs.kept.num_spills == 2, "when all works had ended, each was too large"
 
 
 def test_a_state_that_fits_is_kept(family: Family, tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_a_state_that_fits_is_kept(family: Family, tmp_path: Path) -> None:
     encode_all(bench, 1)
     for index in range(3):
         bench.run(steps(2 + index, ((1, index),), 1))
-    assert (bench.worker.kept.num_spills, bench.worker.kept.num_returns) == (0, 0)
+    assert (bench.worker.jobs.kept.num_spills, bench.worker.jobs.kept.num_returns) == (0, 0)
     bench.run(steps(7, ((1, 3),), 1), decode(8, 1))
-    assert bench.worker.kept.num_bytes == 0, "nothing waits for a picture that was reported"
+    assert bench.worker.jobs.kept.num_bytes == 0, "nothing waits for a picture that was reported"
 
 
 def test_what_was_spilled_is_freed(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_work_that_was_stopped_before_it_began_reads_nothing(bench: WorkerBenc
     bench.worker.execute(steps(2, ((1, 0),), 1))
     ended = bench.reports[-1]
     assert isinstance(ended, Ended)
-    assert (ended.ending, bench.worker.kept.num_returns) == (Ending.STOPPED, 0)
+    assert (ended.ending, bench.worker.jobs.kept.num_returns) == (Ending.STOPPED, 0)
 
 
 def test_a_spilled_job_whose_blob_is_gone_is_not_here_but_may_be_elsewhere(bench: WorkerBench) -> None:
@@ -182,16 +182,16 @@ def test_a_job_that_was_imported_onto_what_was_here_can_spill(family: Family, tm
     encode_all(bench, 1)
     other = WorkerBench(family, tmp_path)
     other.run(import_state(1, SPEC, 0, bench.latest({1}), None), steps(2, ((1, 0),), 2))
-    bench.worker._states_bytes = 0
+    bench.worker.jobs._most_bytes = 0
     bench.run(import_state(1, SPEC, 2, None, other.latest({2})), steps(3, ((1, 2),), 1))
-    assert (bench.worker.kept.num_bytes, bench.worker.kept.num_spills) == (0, 1)
+    assert (bench.worker.jobs.kept.num_bytes, bench.worker.jobs.kept.num_spills) == (0, 1)
 
 
 def test_a_spilled_job_can_be_forgotten_and_begun_again(bench: WorkerBench) -> None:
     encode_all(bench, 1)
-    assert bench.worker.num_jobs == 1
+    assert len(bench.worker.jobs) == 1
     bench.run(Forget(1))
-    assert bench.worker.num_jobs == 0
+    assert len(bench.worker.jobs) == 0
     failed = bench.run(steps(2, ((1, 0),), 1))[-1]
     assert isinstance(failed, Failed)
     assert "never begun or imported here" in failed.reason
@@ -210,11 +210,11 @@ def test_a_follower_spills_when_it_knows_the_blob_of_its_group(family: Family, t
         bench.run(steps(2, ((1, 0),), 2, GROUP))
     blob = leader.latest({2})
     assert blob is not None
-    assert follower.worker.kept.num_spills == 0
+    assert follower.worker.jobs.kept.num_spills == 0
     follower.run(NoteSaved(7, SavedState(1, 3, blob)))  # Of a job that it does not have.
-    assert follower.worker.kept.num_spills == 0
+    assert follower.worker.jobs.kept.num_spills == 0
     follower.run(NoteSaved(1, SavedState(1, 3, blob)))
-    assert (follower.worker.kept.num_bytes, follower.worker.kept.num_spills) == (0, 1)
+    assert (follower.worker.jobs.kept.num_bytes, follower.worker.jobs.kept.num_spills) == (0, 1)
     assert end_of(leader.run(steps(3, ((1, 2),), 2))) == end_of(follower.run(steps(3, ((1, 2),), 2)))
     assert np.array_equal(last_picture(leader.run(decode(4, 1))), last_picture(follower.run(decode(4, 1))))
 
@@ -290,7 +290,7 @@ def test_a_stock_call_that_was_spilled_is_freed(tmp_path: Path) -> None:
     for bench in (roomy, tight):
         bench.run(encode(1, 1, spec), steps(2, ((1, 0),), 1))
     written = [bench.latest({work_id}) for bench, work_id in ((roomy, 1), (roomy, 2))]
-    assert roomy.worker.kept.num_bytes > sum(blob.num_bytes for blob in written if blob is not None)
+    assert roomy.worker.jobs.kept.num_bytes > sum(blob.num_bytes for blob in written if blob is not None)
     assert _num_calls() == before + 1, "that of the worker with room"
 
 

@@ -111,7 +111,7 @@ def test_every_report_has_the_memory_in_use(bench: WorkerBench, monkeypatch: pyt
         return [report.memory_bytes for report in reports if isinstance(report, Ended)]
 
     assert told() == [None] * 3, "a CPU has none of its own"
-    monkeypatch.setattr("tilework.worker.worker.memory_in_use", lambda device: 1 << 30)
+    monkeypatch.setattr("tilework.worker.work_run.memory_in_use", lambda device: 1 << 30)
     assert told() == [1 << 30] * 3
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_starts_over_knows_no_job(bench: WorkerBench, stock: Calla
     """The next server may give another request the same number."""
     bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 3))
     assert bench.run(StartOver()) == [StartedOver()]
-    assert bench.worker.num_jobs == 0
+    assert len(bench.worker.jobs) == 0
     (left_out,) = bench.run(steps(3, ((JOB, 3),), 1))
     assert isinstance(left_out, Failed | Ended)
     assert isinstance(left_out, Failed) or left_out.absent
@@ -177,7 +177,7 @@ def test_an_error_is_contained(broken: WorkerBench, monkeypatch: pytest.MonkeyPa
     assert reason_of(reports[-3]) == "RuntimeError: out of luck"
     assert "work 2 failed with RuntimeError: out of luck" in reason_of(reports[-2])
     assert reason_of(reports[-1]) == reason_of(reports[-2])
-    assert broken.worker.num_jobs == len(broken.works) == 0
+    assert len(broken.worker.jobs) == len(broken.works) == 0
     monkeypatch.undo()
     again = broken.run(encode(5, JOB, tiny.spec()), steps(6, ((JOB, 0),), 4), decode(7, JOB))
     assert image_of(again[-1]).shape == (64, 64, 3)
@@ -337,11 +337,11 @@ def test_a_device_that_has_failed_ends_the_worker(bench: WorkerBench, monkeypatc
     def fails(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr("tilework.worker.worker.has_failed", lambda _: True)
-    monkeypatch.setattr("tilework.worker.steps.Steps.run", fails)
+    monkeypatch.setattr("tilework.worker.hardware.has_failed", lambda _: True)
+    monkeypatch.setattr("tilework.worker.work_run.Steps.run", fails)
     with pytest.raises(DeviceFailed, match="its device has failed: RuntimeError: CUDA error: an illegal memory"):
         bench.run(steps(2, ((JOB, 0),), 1))
-    monkeypatch.setattr("tilework.worker.worker.import_job", fails)
+    monkeypatch.setattr("tilework.worker.jobs.Jobs._read", fails)
     with pytest.raises(DeviceFailed, match="an illegal memory"):
         bench.run(ImportState(JOB, MODEL, tiny.spec(), 0, (), known=False))
 
@@ -377,7 +377,7 @@ def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkey
     bench.run(Forget(JOB), Forget(99))
     gc.collect()
     assert [reference() for reference in held] == [None, None]
-    assert bench.worker.num_jobs == 0
+    assert len(bench.worker.jobs) == 0
 
 
 def test_what_no_later_stage_reads_is_dropped(
@@ -412,7 +412,7 @@ def test_what_no_later_stage_reads_is_dropped(
 def test_reasons_of_lost_jobs_are_bounded(bench: WorkerBench) -> None:
     for job in range(3000):
         bench.run(import_state(job, tiny.spec(), 0, StateBlob("gone", 1), None))
-    assert len(bench.worker._jobs._lost) == 1024
+    assert len(bench.worker.jobs._lost) == 1024
     assert "a blob of its state is missing" in reason_of(bench.run(decode(1, 2999))[0])
     assert "is not on this worker" in reason_of(bench.run(decode(2, 0))[0])
 
@@ -426,7 +426,7 @@ def test_calibration_times_every_stage_of_every_shape_and_steps_of_batches(bench
         (shapes[:2], "diffuse"),
     ], "72 px is no multiple of 16: the shape is left out"
     assert all(row.pipeline == "tiny-sd3" and 0 < row.seconds < 1 for row in report.rows)
-    assert bench.worker.num_jobs == 0
+    assert len(bench.worker.jobs) == 0
 
 
 def test_a_command_for_the_receiver_is_not_executed(bench: WorkerBench) -> None:

@@ -43,3 +43,8 @@ class RequestRefused(Exception):
     """A pipeline serves a request on no device; the message says why."""
 
     refusal = Refusal.VALUE
+
+
+def describe(error: Exception) -> str:
+    """Return an error in a line: its class and what it says."""
+    return f"{type(error).__name__}: {error}"

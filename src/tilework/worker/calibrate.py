@@ -13,16 +13,21 @@ from statistics import median
 
 import torch
 
+from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.stage import ResultKind, Stage
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
+from tilework.core.wire.commands import Calibrate
+from tilework.core.wire.reports import Calibrated
 from tilework.core.wire.spec import Image, Spec, VideoFormat
 from tilework.patches.layout import pack
 from tilework.pipelines.family import LIVE, Family, Values
 from tilework.pipelines.serialization import serialize
+from tilework.worker.memory import Budget
+from tilework.worker.models.models import Models
 from tilework.worker.synchronize import synchronize
 
 _log = logging.getLogger(__name__)
@@ -37,6 +42,38 @@ class _Timing:
     peak_bytes: int | None
     num_runs: int
     state_bytes: int | None = None
+
+
+def execute_calibrate(command: Calibrate, models: Models, groups: Groups, budget: Budget) -> Calibrated:
+    """Time a model's stages within the budget, with the command's group if it has one."""
+    errors: list[str] = []
+    try:
+        comm = None if command.group is None else groups.open(command.group)
+        with models.running(comm, command.group), budget.hold():
+            rows = calibrate(
+                models[command.model],
+                command.batches,
+                comm,
+                command.num_runs,
+                partial(_prepare, command, models),
+                models.cell_size,
+                command.known,
+                errors.append,
+            )
+    except GroupBroken as error:
+        return Calibrated((), str(error))
+    finally:
+        groups.rest()
+    return Calibrated(rows, "; ".join(errors))
+
+
+def _prepare(command: Calibrate, models: Models, stage: str) -> None:
+    """Bring the weights of a stage to the device, if it has no room for all, and compute with the LoRAs."""
+    if command.weights:
+        needed = command.weights[stage]
+        models.drop({one for some in command.weights.values() for one in some}.difference(needed))
+        models.load(needed)
+    models.use(command.model, stage, command.loras)
 
 
 def calibrate(

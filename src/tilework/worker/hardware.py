@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from tilework.pipelines.errors import describe
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -34,6 +36,12 @@ def has_failed(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def check_device(device: torch.device, error: Exception) -> None:
+    """Raise DeviceFailed if the device can do nothing after this error, whichever request met it."""
+    if has_failed(device):
+        raise DeviceFailed(f"its device has failed: {describe(error)}") from error
 
 
 def memory_in_use(device: torch.device) -> int | None:

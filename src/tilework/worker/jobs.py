@@ -11,7 +11,8 @@ the order came. Rejected, too: copies in the host's memory, which would be there
 
 from __future__ import annotations
 
-from collections.abc import Container
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,10 +20,20 @@ from tilework.core.cache import CacheChoice
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import Stage
 from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import ImportState
+from tilework.core.wire.reports import KeptStates
 from tilework.core.wire.spec import Spec
-from tilework.pipelines.family import LIVE, Family, StepState
+from tilework.pipelines import serialization
+from tilework.pipelines.errors import describe
+from tilework.pipelines.family import LIVE, Family, StepState, Values
+from tilework.pipelines.serialization import BadState
+from tilework.worker.hardware import check_device
 from tilework.worker.held_bytes import held_bytes
+from tilework.worker.models.models import Models
+from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
+from tilework.worker.works import OpenWorks
 
+_log = logging.getLogger(__name__)
 _MAX_LOST = 1024
 
 
@@ -81,7 +92,7 @@ class HeldJob:
         if self.is_ended:
             self.values = outputs
             return
-        kept = outputs_read(self.itinerary, place.num_done + 1) | {LIVE}
+        kept = _outputs_read(self.itinerary, place.num_done + 1) | {LIVE}
         self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in kept}
 
     def take_values(self) -> dict[str, Any]:
@@ -151,7 +162,21 @@ class HeldJob:
         return {name: value for name, value in self.values.items() if name in outputs}
 
 
-def outputs_read(itinerary: Itinerary, num_done: int) -> set[str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkJob:
+    """A job of a work, which starts at this `position` of it."""
+
+    job_id: int
+    position: int
+    job: HeldJob
+
+    @property
+    def num_steps_left(self) -> int:
+        """Number of steps of the work's stage that are left when the work begins."""
+        return self.job.itinerary.at[self.position].num_left_here
+
+
+def _outputs_read(itinerary: Itinerary, num_done: int) -> set[str]:
     """Return the outputs of the first `num_done` stages that later ones read."""
     done, left = itinerary.stages[:num_done], itinerary.stages[num_done:]
     read = {name for stage in left for name in stage.spec.inputs}
@@ -159,61 +184,158 @@ def outputs_read(itinerary: Itinerary, num_done: int) -> set[str]:
 
 
 class Jobs:
-    """Jobs by id. Remembers why the last 1024 lost jobs were lost, so that their works can say so."""
+    """Begins, imports, spills, returns and loses jobs, by id.
 
-    def __init__(self) -> None:
-        self.num_spills = 0
+    Those without a received work keep `most_bytes` at most. Remembers why the last 1024 lost jobs were lost, so that
+    their works can say so.
+    """
+
+    def __init__(self, models: Models, blobs: StateBlobs, works: OpenWorks, most_bytes: int) -> None:
+        self.blobs = blobs
+        self._models = models
+        self._works = works
+        self._most_bytes = most_bytes
+        self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
+        self._num_spills = 0
+        self._num_returns = 0
         self._jobs: dict[int, HeldJob] = {}  # Least recently used first.
         self._lost: dict[int, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __contains__(self, job_id: int) -> bool:
-        """Return whether a job is here and not spilled."""
-        job = self._jobs.get(job_id)
-        return job is not None and not job.is_spilled
+    def begin(self, job_id: int, model: str, spec: Spec) -> None:
+        """Begin a job of which nothing is done yet."""
+        itinerary = self._models[model].info.graph.itinerary(spec.steps, result=spec.result)
+        self._put(job_id, HeldJob(spec=spec, itinerary=itinerary))
 
-    def put(self, job_id: int, job: HeldJob) -> None:
+    def _put(self, job_id: int, job: HeldJob) -> None:
         self.forget(job_id)
         self._jobs[job_id] = job
 
-    def find(self, job_id: int) -> HeldJob | None:
-        """Return a job that is here, spilled or not."""
-        return self._jobs.get(job_id)
+    def at(self, job_id: int, position: int) -> HeldJob:
+        """Return a job for a work that starts at this position.
 
-    def get(self, job_id: int) -> HeldJob:
-        """Return a job. Raises JobMissing, with the reason if it is known."""
-        if job_id not in self:
+        Raises:
+            JobMissing: it is not here, for this reason if it is known, or at another position.
+        """
+        job = self._jobs.get(job_id)
+        if job is None or job.is_spilled:
             unknown = "it was never begun or imported here, or has been forgotten", False
             why, state_lost = self._lost.get(job_id, unknown)
             raise JobMissing(f"job {job_id} is not on this worker: {why}", state_lost)
-        return self._jobs[job_id]
-
-    def at(self, job_id: int, position: int) -> HeldJob:
-        """Return a job for a work, as `get`; the job must be at this position."""
-        job = self.get(job_id)
         if job.position != position:
             raise JobMissing(f"the state of job {job_id} here is at position {job.position}, not {position}")
         job.touch()
         self._jobs[job_id] = self._jobs.pop(job_id)
         return job
 
-    def spill(self, most_bytes: int, with_work: Container[int]) -> int:
-        """Spill jobs until those not `with_work` hold at most `most_bytes`; return the bytes that they then hold.
+    def note(self, job_id: int, saved: SavedState) -> None:
+        """Note a blob that a job can spill to, if the job is here."""
+        if job := self._jobs.get(job_id):
+            job.note(saved)
+        self.spill()
+
+    def write(self, family: Family, members: Sequence[WorkJob]) -> dict[int, StateBlob]:
+        """Write the results of a work for its jobs, which then know their blobs; return the blobs by job.
+
+        A job of which nothing is done has no blob. After an error no blob remains.
+        """
+        written: dict[int, StateBlob] = {}
+        begun = [member for member in members if member.job.position]
+        try:
+            for member in begun:
+                state = serialization.serialize(member.job.written(family), self.blobs.copies)
+                written[member.job_id] = self.blobs.write(state)
+        except Exception:
+            for blob in written.values():
+                self.blobs.remove(blob)
+            raise
+        for member in begun:
+            member.job.note_written(written[member.job_id])
+        return written
+
+    def spill(self) -> None:
+        """Spill jobs until those without a work hold at most what they may.
 
         The least recently used jobs come first. A job with a blob that is not known stays as it is.
         """
+        with_work = self._works.job_ids
         idle = [job for job_id, job in self._jobs.items() if job_id not in with_work]
         held = sum(job.held_bytes for job in idle)
         for job in idle:
-            if held <= most_bytes:
+            if held <= self._most_bytes:
                 break
             if job.held_bytes and job.sources is not None:
                 held -= job.held_bytes
                 job.spill()
-                self.num_spills += 1
-        return held
+                self._num_spills += 1
+        self.kept = KeptStates(held, self._num_spills, self._num_returns)
+
+    def return_spilled(self, job_id: int, model: str) -> None:
+        """Read a job again if it was spilled. If its blobs are gone, it is not on this worker any more."""
+        job = self._jobs.get(job_id)
+        if job is None or not job.is_spilled:
+            return
+        assert job.sources is not None, f"job {job_id} was spilled without its blobs"
+        self.take(ImportState(job_id, model, job.spec, job.position, job.sources, known=False), are_latest=False)
+        self._num_returns += job_id in self._jobs
+
+    def take(self, command: ImportState, *, are_latest: bool = True) -> None:
+        """Import a job. If one of its blobs is lost and they `are_latest`, the job has to begin again.
+
+        Raises:
+            DeviceFailed: the device accepts nothing from this process any more.
+        """
+        job_id = command.job_id
+        try:
+            self._models.use(command.model, None, command.spec.loras)
+            self._put(job_id, self._read(command))
+        except (BadState, FileNotFoundError, TruncatedStateBlob) as error:
+            # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
+            reason = f"a blob of its state is missing or damaged ({describe(error)})"
+            self.lose(job_id, reason, state_lost=are_latest)
+        except Exception as error:
+            _log.exception("import of job %d failed", job_id)
+            check_device(self._models.device, error)
+            self.lose(job_id, f"its import failed with {describe(error)}")
+
+    def _read(self, command: ImportState) -> HeldJob:
+        """Read the blobs of an import, in addition to what the worker has of the job if it is `known`.
+
+        The outputs of a job that was spilled here are read from its blobs, too.
+
+        Raises:
+            JobMissing: an output that the remaining stages read is neither here nor in the blobs.
+            FileNotFoundError, TruncatedStateBlob: a blob is missing, for example if its job continued on other workers.
+            BadState: a blob is damaged.
+        """
+        family = self._models[command.model]
+        itinerary = family.info.graph.itinerary(command.spec.steps, result=command.spec.result)
+        num_done = itinerary.at[command.position].num_done
+        here = self._jobs.get(command.job_id) if command.known else None
+        values = {} if here is None else dict(here.values)
+        states = (*_outputs_spilled(here, num_done, command), *command.states)
+        exported: Values | None = None
+        for saved in states:
+            contents = serialization.deserialize(self.blobs.read(saved.blob), family.device, self.blobs.copies)
+            if saved.position == itinerary.ends[saved.index]:
+                values.update(contents)
+            else:
+                exported = contents
+        read = _outputs_read(itinerary, num_done)
+        if missing := read - values.keys():
+            raise JobMissing(
+                f"job {command.job_id} was moved without its {min(missing)} to a worker that has none of it"
+            )
+        job = HeldJob(spec=command.spec, itinerary=itinerary, begun_at=itinerary.ends[num_done - 1] if num_done else 0)
+        job.values = {name: value for name, value in values.items() if name in read or name == LIVE}
+        job.saved = {} if here is None else dict(here.saved)
+        for saved in states:
+            job.note(saved)
+        if exported is not None:
+            job.state = family.restore(job.stage.name, command.spec, job.values, exported)
+        return job
 
     def forget(self, job_id: int) -> None:
         self._jobs.pop(job_id, None)
@@ -230,3 +352,15 @@ class Jobs:
         self._lost[job_id] = reason, state_lost
         if len(self._lost) > _MAX_LOST:
             del self._lost[next(iter(self._lost))]
+
+
+def _outputs_spilled(here: HeldJob | None, num_done: int, command: ImportState) -> list[SavedState]:
+    """Return blobs of a spilled job with outputs that later stages need and that the import does not name."""
+    if here is None or not here.is_spilled:
+        return []
+    ends, named = here.itinerary.ends, {one.index for one in command.states}
+    return [
+        here.saved[ends[index]]
+        for index in here.itinerary.needed_from[num_done]
+        if index not in named and ends[index] in here.saved
+    ]

@@ -38,7 +38,7 @@ from tilework.core.wire.commands import (
 )
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, ModelRead, NotLoaded, Report, Sized
 from tilework.pipelines.cuda.copies import DIRECT, CudaStreams, SideCopies
-from tilework.pipelines.errors import InvalidSource, ModelError
+from tilework.pipelines.errors import InvalidSource, ModelError, describe
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import device_of, load, quiet
 from tilework.pipelines.model_index import name_of
@@ -65,7 +65,7 @@ from tilework.worker.readings import report_readings
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.start.anew import begin_anew, was_born_with_cuda
 from tilework.worker.state_blobs import StateBlobs
-from tilework.worker.worker import Worker, describe
+from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
 
 
@@ -134,7 +134,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
 def _execute_all(link: _Link, worker: Worker) -> None:
     """Execute commands until `Quit`; while there is none, load what is left to be loaded."""
     while True:
-        while link.queue.empty() and worker.load_block():
+        while link.queue.empty() and worker.loads.load_block():
             pass
         command = link.queue.get()
         if isinstance(command, Quit):

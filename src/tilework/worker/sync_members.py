@@ -10,8 +10,7 @@ import torch
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.wire.commands import Execute
 from tilework.core.wire.reports import Absent
-from tilework.worker.jobs import JobMissing, Jobs
-from tilework.worker.steps import WorkJob
+from tilework.worker.jobs import JobMissing, Jobs, WorkJob
 from tilework.worker.synchronize import synchronize
 
 _READY, _STOPPED, _ABSENT = range(3)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.wire.commands import LoadWeights
 from tilework.core.wire.reports import WeightsLoaded
+from tilework.pipelines.errors import describe
 from tilework.worker.memory import Budget
 from tilework.worker.models.models import Models
 from tilework.worker.synchronize import synchronize
@@ -39,13 +40,21 @@ class Loads:
 
     Memory suffices for each block: commands before the load made room for it, and works that are begun meanwhile were
     planned with all of it. So the device may begin copies beside works before a load's turn. `emit` gets the end of
-    each load and its time. This includes copies beside works, because all of it has to be waited for.
+    each load and its time. This includes copies beside works, because all of it has to be waited for. `ahead` returns
+    loads that have not been added and may begin.
     """
 
-    def __init__(self, models: Models, budget: Budget, emit: Callable[[WeightsLoaded], None]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        budget: Budget,
+        emit: Callable[[WeightsLoaded], None],
+        ahead: Callable[[], Sequence[LoadWeights]],
+    ) -> None:
         self._models = models
         self._budget = budget
         self._emit = emit
+        self._ahead = ahead
         self._loads: list[_Load] = []
         self._begun: dict[str, Generator[None, None, int]] = {}  # By component.
         self._drops_ns = 0  # To make room for the next load.
@@ -53,16 +62,22 @@ class Loads:
     def add(self, command: LoadWeights) -> None:
         self._loads.append(_Load(command, list(command.components), self._drops_ns))
         self._drops_ns = 0
-        self.begin(command)
+        self._begin(command)
 
-    def begin(self, command: LoadWeights) -> None:
+    def begin_ahead(self) -> None:
+        """Begin loads that come after the running work, beside it; not with a memory limit, which would count them."""
+        if not self._budget.is_limited:
+            for command in self._ahead():
+                self._begin(command)
+
+    def _begin(self, command: LoadWeights) -> None:
         """Begin what the device can copy beside works, of a load that has been added or will be."""
         try:
             for digest in command.components:
                 if digest not in self._begun:
                     self._models.begin_load(digest)
         except Exception as error:  # It will be loaded block by block, which frees memory, or ends the worker.
-            _log.warning("a component cannot be loaded beside works: %s: %s", type(error).__name__, error)
+            _log.warning("a component cannot be loaded beside works: %s", describe(error))
 
     def drop(self, components: Collection[str]) -> None:
         """Free the memory of components on the device; what is still to be loaded of them never is."""
@@ -75,6 +90,15 @@ class Loads:
                 self._take(load, digest)
         self._models.drop(components)
         self._drops_ns += time.monotonic_ns() - start_ns
+
+    def finish(self, wanted: Collection[str] | None = None, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Load all components that are wanted (None: all), and no more; end early if the work that waits is stopped.
+
+        Raises:
+            WeightsNotLoaded: as `load_block`.
+        """
+        while not is_stopped() and self.load_block(wanted):
+            pass
 
     def load_block(self, wanted: Collection[str] | None = None) -> bool:
         """Load a block of the first component that is wanted (None: of any); return False if there is none.
@@ -108,7 +132,7 @@ class Loads:
                 return self._next(digest, command)
         except Exception as error:
             _log.error("weights could not be loaded: %s", error, exc_info=not isinstance(error, OSError))
-            raise WeightsNotLoaded(f"weights could not be loaded: {type(error).__name__}: {error}") from error
+            raise WeightsNotLoaded(f"weights could not be loaded: {describe(error)}") from error
 
     def _next(self, digest: str, command: LoadWeights) -> int | None:
         blocks = self._begun.setdefault(digest, self._models.loading(digest, command.forgets))

@@ -14,6 +14,7 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.commands import AddLora, AddModel, GroupRef, ModelChange, RemoveLora, RemoveModel
 from tilework.core.wire.reports import LoraAdded, ModelAdded
+from tilework.pipelines.errors import describe
 from tilework.pipelines.family import Family
 from tilework.pipelines.lora import InvalidLora
 from tilework.worker.models.loras import WorkerLoras
@@ -83,7 +84,7 @@ class Models:
                 family, components = take_over(source, skeleton, self._weights, self._loras, self._device)
         except Exception as error:
             _log.exception("%s could not be added", source.path)
-            return ModelAdded(source.name, f"{type(error).__name__}: {error}")
+            return ModelAdded(source.name, describe(error))
         name = family.info.name
         self._families[name] = family
         self._components[name] = components
@@ -100,7 +101,7 @@ class Models:
             return LoraAdded(None, str(error))
         except Exception as error:
             _log.exception("%s could not be added to %s", lora.path, model)
-            return LoraAdded(None, f"{type(error).__name__}: {error}")
+            return LoraAdded(None, describe(error))
 
     def _remove(self, model: str) -> None:
         self._broken.pop(model, None)
@@ -125,9 +126,9 @@ class Models:
         """Number of devices that count as one here."""
         return 1 if self._weights is None or self._weights.cell is None else self._weights.cell.size
 
-    def running(self, comm: Comm, group: GroupRef) -> AbstractContextManager[None]:
-        """Let a group run a work while entered. In a cell the blocks of a component are gathered in it."""
-        if self._weights is None or self._weights.cell is None:
+    def running(self, comm: Comm | None, group: GroupRef | None) -> AbstractContextManager[None]:
+        """Let a group, if any, run a work while entered. In a cell the blocks of a component are gathered in it."""
+        if comm is None or group is None or self._weights is None or self._weights.cell is None:
             return nullcontext()
         return self._weights.cell.running(comm, group.devices)
 
