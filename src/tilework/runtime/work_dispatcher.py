@@ -12,12 +12,13 @@ from tilework.control.driver.core import DriverCore
 from tilework.control.driver.effects import (
     BreakOff,
     Discard,
-    Effect,
+    Effects,
     HandleEvent,
     Kill,
     Message,
     ReportStuck,
     Resolve,
+    in_turn,
 )
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
@@ -266,9 +267,8 @@ class WorkDispatcher:
     def _check_stuck(self) -> None:
         self._apply(self._core.check_stuck())
 
-    def _apply(self, effects: Iterable[Effect]) -> None:
-        """Perform effects in order, each before the core computes the next."""
-        for effect in effects:
+    def _apply(self, effects: Effects) -> None:
+        for effect in in_turn(effects):
             match effect:
                 case HandleEvent(event):
                     self._handle(event)

@@ -8,7 +8,7 @@ from functools import partial
 
 from tilework.control.controller import Controller
 from tilework.control.driver.core import DriverCore
-from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEvent, Kill, Resolve
+from tilework.control.driver.effects import BreakOff, Discard, Effects, HandleEvent, Kill, Resolve, in_turn
 from tilework.control.driver.result import WorkResult, end_event
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
@@ -402,9 +402,8 @@ class Cluster:
             return 0
         return len(run.left_out.keys() & self._core.members(run.work.work_id).keys())
 
-    def _apply(self, effects: Iterable[Effect]) -> None:
-        """Perform effects in order, each before the core computes the next."""
-        for effect in effects:
+    def _apply(self, effects: Effects) -> None:
+        for effect in in_turn(effects):
             match effect:
                 case WorkResult():
                     self._end_work(effect)

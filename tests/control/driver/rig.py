@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,17 @@ from typing import Any
 from builders import request, table
 from stages import DIFFUSE, stage_of
 from tilework.control.driver.core import DriverCore
-from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEvent, Kill, ReportStuck, Resolve
+from tilework.control.driver.effects import (
+    BreakOff,
+    Discard,
+    Effect,
+    Effects,
+    HandleEvent,
+    Kill,
+    ReportStuck,
+    Resolve,
+    in_turn,
+)
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
@@ -131,8 +141,8 @@ class Rig:
         self.stuck.works = list(works)
         return list(map(short, self.core.check_stuck()))
 
-    def _followed(self, effects: Iterable[Effect], held: bool = False) -> Iterator[Effect]:
-        for effect in effects:
+    def _followed(self, effects: Effects, held: bool = False) -> Iterator[Effect]:
+        for effect in in_turn(effects):
             yield effect
             if isinstance(effect, WorkResult) and not held:
                 self.tracker.works.pop(effect.work.work_id, None)

@@ -9,6 +9,7 @@ import pytest
 from builders import request
 from control.driver.rig import STEPS, Rig, blob, brought_by, checkpoint, ended
 from stages import DECODE
+from tilework.control.driver.effects import in_turn
 from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.core.actions import MoveState
 from tilework.core.checkpoint import Checkpoint
@@ -134,7 +135,7 @@ def test_when_the_earlier_work_is_lost_the_job_resumes_from_the_state_before_it(
 
 def test_superseded_states_are_discarded_when_the_controller_counts_both_works() -> None:
     rig, first = overtaken()
-    effects = iter(rig.core.on_report(0, ended(first, state="eight")))
+    effects = in_turn(rig.core.on_report(0, ended(first, state="eight")))
     next(effects)
     rig.tracker.jobs[1].steps_done = 12
     assert [set(effect.blobs) for effect in effects] == [{blob("four"), blob("eight")}]  # type: ignore[union-attr]
@@ -180,7 +181,7 @@ def test_a_member_that_was_left_out_gets_nothing_and_the_others_their_states(sta
     moves = rig.move(1, 1), rig.move(2, 1)
     effects = rig.core.on_report(0, ended(work, blobs={2: blob("two")}, absent=(Absent(1, "gone", state_lost),)))
     seen = []
-    for effect in effects:
+    for effect in in_turn(effects):
         seen.append(effect)
         if getattr(effect, "event", None) == LeftOut(1, 1, "gone", state_lost):
             assert rig.core.work(1) is not None, "a move made now still waits for this work"

@@ -9,18 +9,24 @@ Theory of operation. A work is in flight from its action until its devices have 
 3. After the controller has handled the end, superseded states are discarded. It handles reports in the order of a job's
    works, in whatever order they arrive, so a state stays until the earlier ends are known.
 
+The controller's answer to an event calls `perform` before the driver goes on. What that may change is no part of the
+same answer here: it is a `FollowUp`, a call of its own.
+
 Nothing here waits, reads a clock or touches bytes. `runtime` drives it with processes, `sim` with a virtual clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from tilework.control.controller import Controller
 from tilework.control.driver.effects import (
     BreakOff,
     Discard,
     Effect,
+    Effects,
+    FollowUp,
     HandleEvent,
     Kill,
     Messages,
@@ -162,7 +168,7 @@ class DriverCore:
         """Record that a step of a work has ended."""
         self._watchdog.on_progress(work_id)
 
-    def on_report(self, device_id: int, report: Ended | Failed) -> Iterable[Effect]:
+    def on_report(self, device_id: int, report: Ended | Failed) -> Effects:
         """Handle the report that a device has ended a work, or failed in it."""
         in_flight = self._in_flight.get(report.work_id)
         if in_flight is None:
@@ -173,58 +179,61 @@ class DriverCore:
             return self._discard_unknown(report)
         if isinstance(report, Failed):
             return self._fail_work(in_flight, report)
-        if report.absent or report.ending.is_cut_off:
-            return self._take_partial(in_flight, device_id, report)
-        merged = in_flight.take(device_id, report)
-        return () if merged is None else self._end_work(in_flight, merged)
-
-    def _discard_unknown(self, report: Ended | Failed) -> tuple[Discard, ...]:
-        """Discard the blobs of a report that changes nothing, unless an earlier copy of the report was taken."""
-        blobs = self.states.unknown(report.blobs.values()) if isinstance(report, Ended) and report.blobs else ()
-        return (Discard(blobs),) if blobs else ()
-
-    def _take_partial(self, in_flight: InFlightWork, device_id: int, report: Ended) -> Iterator[Effect]:
-        """Take the report of a work that ran without some members, or was cut off."""
         if report.absent:
-            yield from self._leave_out(in_flight.work, report.absent)
-        if report.ending.is_cut_off:  # The others must not wait for this device.
-            yield from self._break_off(in_flight)
+            left_out = [FollowUp(partial(self._leave_out, in_flight.work, one)) for one in report.absent]
+            return [*left_out, FollowUp(partial(self._take, in_flight, device_id, report))]
+        return self._take(in_flight, device_id, report)
+
+    def _discard_unknown(self, report: Ended | Failed) -> Effects:
+        """Discard the blobs of a report that changes nothing, unless an earlier copy of the report was taken."""
+        blobs = report.blobs.values() if isinstance(report, Ended) else ()
+        return _discard(self.states.unknown(blobs) if blobs else ())
+
+    def _leave_out(self, work: Work, absent: Absent) -> Effects:
+        """Record that a work ran without a member. It stays in flight: moves of the other members wait for it."""
+        is_reset = absent.state_lost and absent.job_id in self._members(work)
+        event = LeftOut(work.work_id, absent.job_id, absent.reason, absent.state_lost)
+        return [*_discard(self.states.reset(absent.job_id) if is_reset else ()), HandleEvent(event)]
+
+    def _take(self, in_flight: InFlightWork, device_id: int, report: Ended) -> Effects:
+        """Take the report of a work in flight, which ends it if no other is awaited."""
         merged = in_flight.take(device_id, report)
-        if merged is not None:
-            yield from self._end_work(in_flight, merged)
+        if not report.ending.is_cut_off:
+            return self._end_work(in_flight, merged)
+        return [*self._break_off(in_flight), *self._end_work(in_flight, merged)]  # No other may wait for this device.
 
-    def _leave_out(self, work: Work, absent: Iterable[Absent]) -> Iterator[Effect]:
-        """Record that a work ran without some members. It stays in flight: moves of the other members wait for it."""
-        for member in absent:
-            if member.state_lost and member.job_id in self._members(work):
-                yield from _discard(self.states.reset(member.job_id))
-            yield HandleEvent(LeftOut(work.work_id, member.job_id, member.reason, member.state_lost))
+    def _break_off(self, in_flight: InFlightWork) -> Effects:
+        if len(in_flight.work.devices) == 1 or in_flight.is_broken_off:
+            return ()
+        in_flight.is_broken_off = True
+        return (BreakOff(in_flight.work),)
 
-    def _break_off(self, in_flight: InFlightWork) -> Iterator[Effect]:
-        if len(in_flight.work.devices) > 1 and not in_flight.is_broken_off:
-            in_flight.is_broken_off = True
-            yield BreakOff(in_flight.work)
+    def _end_work(self, in_flight: InFlightWork, report: Ended | None) -> Effects:
+        """Adopt the blobs of a work, resolve the moves that waited for it, then let the controller handle its end.
 
-    def _end_work(self, in_flight: InFlightWork, report: Ended) -> Iterator[Effect]:
-        """Adopt the blobs of a work, resolve the moves that waited for it, then let the controller handle its end."""
+        There is no merged report, and no end, while other devices are awaited.
+        """
+        if report is None:
+            return ()
         work = in_flight.work
         del self._in_flight[work.work_id]
         members = self._members(work)
         ending = self._ending(work, members, report)
+        places = {job_id: position + report.steps_done for job_id, position in members.items()}
         superseded = in_flight.blobs_except(report) if in_flight.reports else []
         for job_id, blob in report.blobs.items():
-            if (position := members.get(job_id)) is None:
-                superseded.append(blob)
-            else:
-                superseded += self.states.adopt(job_id, blob, position + report.steps_done)
-        if work.work_id in self._moves:
-            yield from self._resolve(work, members if ending is Ending.DONE else {}, report.steps_done)
-        yield WorkResult(work, ending, end_event(work, ending, report), members, report)
+            superseded += self.states.adopt(job_id, blob, places[job_id]) if job_id in places else (blob,)
+        moves = self._resolve(work, places if ending is Ending.DONE else {})
+        result = WorkResult(work, ending, end_event(work, ending, report), members, report)
+        return [*moves, result, FollowUp(partial(self._advance, members, superseded))]
+
+    def _advance(self, members: Mapping[int, int], superseded: Sequence[StateBlob]) -> Effects:
+        """Discard what the end of a work has superseded, now that the controller has handled it."""
+        blobs = [*superseded]
         for job_id in members:
             if job_id in self._tracker.jobs:
-                superseded += self.states.advance(job_id, self._position(job_id))
-        if superseded:
-            yield Discard(tuple(superseded))
+                blobs += self.states.advance(job_id, self._position(job_id))
+        return _discard(blobs)
 
     def _ending(self, work: Work, members: Mapping[int, int], report: Ended) -> Ending:
         """Return how a work ended. One that was told to stop in its last step, and has written a result, is done."""
@@ -234,82 +243,75 @@ class DriverCore:
                 return Ending.DONE
         return report.ending
 
-    def _fail_work(self, in_flight: InFlightWork, failed: Failed) -> Iterator[Effect]:
-        yield from self._break_off(in_flight)
-        del self._in_flight[in_flight.work.work_id]
-        if failed.state_lost:
-            for job_id in self._members(in_flight.work):
-                yield from _discard(self.states.reset(job_id))
+    def _fail_work(self, in_flight: InFlightWork, failed: Failed) -> Effects:
         work = in_flight.work
+        effects = [*self._break_off(in_flight)]
+        del self._in_flight[work.work_id]
+        if failed.state_lost:
+            for job_id in self._members(work):
+                effects += _discard(self.states.reset(job_id))
         event = WorkFailed(work.work_id, failed.reason, failed.state_lost, failed.by_model)
-        yield from self._write_off(in_flight, WorkResult(work, Ending.FAILED, event, self._members(work)))
+        return [*effects, *self._write_off(in_flight, Ending.FAILED, event)]
 
-    def _write_off(self, in_flight: InFlightWork, result: WorkResult) -> Iterator[Effect]:
+    def _write_off(self, in_flight: InFlightWork, ending: Ending, event: WorkFailed | None = None) -> Effects:
         """End a work without results: its moves deliver nothing, and its blobs are discarded."""
-        yield from self._resolve(in_flight.work, {}, 0)
-        yield result
-        yield from _discard(in_flight.blobs)
+        work = in_flight.work
+        result = WorkResult(work, ending, event, self._members(work))
+        return [*self._resolve(work, {}), result, *_discard(in_flight.blobs)]
 
-    def _resolve(self, work: Work, members: Mapping[int, int], steps_done: int) -> Iterator[Effect]:
-        """Resolve the moves that waited for a work: with the states of `members`, with nothing for its other jobs.
+    def _resolve(self, work: Work, places: Mapping[int, int]) -> Effects:
+        """Resolve the moves that waited for a work, with the states of jobs at `places`, with nothing for its others.
 
         The next works of those other jobs are revoked, or need only what their devices have.
         """
-        for move in self._moves.pop(work.work_id, ()):
-            position = members.get(move.job_id)
-            yield Resolve(self.states.resolve(move, None if position is None else position + steps_done))
+        moves = self._moves.pop(work.work_id, ())
+        return [Resolve(self.states.resolve(move, places.get(move.job_id))) for move in moves]
 
     # Lost devices and stuck works.
 
-    def on_device_lost(self, device_id: int, reason: str) -> Iterator[Effect]:
+    def on_device_lost(self, device_id: int, reason: str) -> Effects:
         """Handle the loss of a device. Works without another device are lost; works of larger groups break off."""
-        yield from self._lose((device_id,), DeviceLost(device_id, reason))
+        return self._lose((device_id,), DeviceLost(device_id, reason))
 
-    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> Iterator[Effect]:
+    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> Effects:
         """Handle the loss of a node with all its devices, and of these blobs, which no other node has."""
         believed = {job_id: self._position(job_id) for job_id in self.states.job_ids}
         positions, outdated = self.states.lose(blobs, believed)
-        yield from self._lose(device_ids, NodeLost(node, device_ids, reason, tuple(sorted(positions.items()))))
-        yield from _discard(outdated)
+        event = NodeLost(node, device_ids, reason, tuple(sorted(positions.items())))
+        return [*self._lose(device_ids, event), *_discard(outdated)]
 
-    def _lose(self, device_ids: Group, event: DeviceLost | NodeLost) -> Iterator[Effect]:
+    def _lose(self, device_ids: Group, event: DeviceLost | NodeLost) -> Effects:
         gone = set(device_ids)
         affected = [one for one in self._in_flight.values() if not gone.isdisjoint(one.work.devices)]
         for in_flight in affected:
             in_flight.lost |= gone.intersection(in_flight.work.devices)
             if in_flight.is_lost:
                 del self._in_flight[in_flight.work.work_id]
-        yield HandleEvent(event)
-        for in_flight in affected:
-            if in_flight.is_lost:
-                result = WorkResult(in_flight.work, Ending.LOST, None, self._members(in_flight.work))
-                yield from self._write_off(in_flight, result)
-                continue
-            yield from self._break_off(in_flight)
-            merged = in_flight.merged()
-            if merged is not None:
-                yield from self._end_work(in_flight, merged)
+        return [HandleEvent(event), *(FollowUp(partial(self._cut_off, one)) for one in affected)]
 
-    def check_stuck(self) -> Iterator[Effect]:
+    def _cut_off(self, in_flight: InFlightWork) -> Effects:
+        """End or break off a work that has lost devices, now that the controller knows of the loss."""
+        if in_flight.is_lost:
+            return self._write_off(in_flight, Ending.LOST)
+        return [*self._break_off(in_flight), *self._end_work(in_flight, in_flight.merged())]
+
+    def check_stuck(self) -> Effects:
         """Free the devices of works and loads that make no progress. To be called once per tick of the watchdog.
 
         A group is broken off first: its members report how far they came, which frees those that only waited for
         another. Devices that have not reported by the next alarm are killed; a device that runs a stuck work alone is
         killed at once.
         """
+        effects: list[Effect] = []
         for work in self._watchdog.check():
             in_flight = self._in_flight.get(work.work_id)
             limit_ns = self._watchdog.limit_ns(work)
             if in_flight is None:
                 continue
-            yield ReportStuck(work, limit_ns)
-            if len(work.devices) > 1 and not in_flight.is_broken_off:
-                yield from self._break_off(in_flight)
-            else:
-                for device_id in sorted(in_flight.awaited):
-                    yield Kill(device_id, limit_ns)
-        for device_id, limit_ns in self._watchdog.check_loads():
-            yield Kill(device_id, limit_ns)
+            effects.append(ReportStuck(work, limit_ns))
+            broken_off = self._break_off(in_flight)
+            effects += broken_off or [Kill(device_id, limit_ns) for device_id in sorted(in_flight.awaited)]
+        return [*effects, *(Kill(device_id, limit_ns) for device_id, limit_ns in self._watchdog.check_loads())]
 
     # Queries of the tracker.
 
@@ -328,6 +330,5 @@ class DriverCore:
         return self._tracker.jobs[job_id].done.position
 
 
-def _discard(blobs: Collection[StateBlob]) -> Iterator[Effect]:
-    if blobs:
-        yield Discard(tuple(blobs))
+def _discard(blobs: Collection[StateBlob]) -> Effects:
+    return (Discard(tuple(blobs)),) if blobs else ()

@@ -1,12 +1,12 @@
 """Effects: what the driver core asks the driver to do.
 
 `perform` answers an action with messages: (devices, message), sent to each of these devices. Everything else is
-answered with effects. The driver performs them in order, each before it asks for the next: the controller's answer to
-one effect may change the next one.
+answered with effects, which the driver performs in order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilework.control.driver.result import WorkResult
@@ -71,5 +71,22 @@ class Kill:
     limit_ns: int
 
 
-Effect = HandleEvent | WorkResult | Resolve | BreakOff | Discard | ReportStuck | Kill
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """Effects that the controller's answers to earlier ones may change: to be computed when those are performed."""
+
+    effects: Callable[[], Effects]
+
+
+Effect = HandleEvent | WorkResult | Resolve | BreakOff | Discard | ReportStuck | Kill | FollowUp
 """A `WorkResult` says that a work has ended: let the controller handle its `event`, if there is one."""
+Effects = Sequence[Effect]
+
+
+def in_turn(effects: Effects) -> Iterator[Effect]:
+    """Yield effects to perform, those of a follow-up when the ones before it are performed."""
+    for effect in effects:
+        if isinstance(effect, FollowUp):
+            yield from in_turn(effect.effects())
+        else:
+            yield effect
