@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+from fastapi import FastAPI
 
 from builders import table
 from clock import SkippingLoop, until_idle
@@ -29,6 +30,7 @@ from tilework.core.wire.spec import File, Image, Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.ticket import Outcome, Ticket, TicketPreview, Wanted, WorkSegment
+from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 from tilework.server.main import Signals, serve
 from tilework.server.reload import Reread
@@ -122,12 +124,12 @@ class FakeHealth:
     num_devices_up: int
     num_devices: int
     num_jobs: int
-    draining: bool
 
 
 @dataclass
 class FakeEngine:
-    """Serves each submission by the next plan of `script`, or by `plan` when the script is used up.
+    """An engine, its start and its status. It serves each submission by the next plan of `script`, or by `plan` when
+    the script is used up.
 
     Pictures are of one colour: red = (seed + frame) % 256. The file of a video has the pixels of its frames. `stop`
     cancels what is open, as the live engine does.
@@ -163,6 +165,10 @@ class FakeEngine:
     predicted: tuple[Shape, ...] = ()
 
     @property
+    def status(self) -> FakeEngine:
+        return self
+
+    @property
     def models(self) -> Mapping[str, ModelInfo]:
         return {one.name: one for one in (self.info, *self.others)}
 
@@ -183,9 +189,6 @@ class FakeEngine:
 
     def is_on_host(self, model: str) -> bool:
         return False
-
-    def observe(self, observer: Observer) -> None:
-        self.observer = observer
 
     def cost_table(self) -> CostTable:
         """A step of 128 px takes 0.1 s; other sizes in proportion to their pixels."""
@@ -262,7 +265,6 @@ class FakeEngine:
             num_devices_up=self.devices_up,
             num_devices=2,
             num_jobs=num_open,
-            draining=self.draining,
         )
 
     def backlog_ns(self) -> int:
@@ -303,11 +305,16 @@ class FakeEngine:
         self.draining = True
         self.log.append("draining")
 
-    async def start(self) -> None:
+    async def start(self, observer: Observer) -> FakeEngine:
+        self.observer = observer
         self.loop = asyncio.get_running_loop()
         if not self.starts:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.log.append("stopped")
         self.log.append("started")
+        return self
 
     async def stop(self) -> None:
         self.log.append("stopped")
@@ -408,6 +415,15 @@ class FakeEngine:
             self.requests.clear()
 
 
+def app_of(engine: Any, config: ServerConfig) -> FastAPI:
+    """The application, with an engine that has started."""
+    app = create_app(engine, config)
+    app.state.add_engine(engine)
+    app.state.readiness.engine = engine
+    engine.observer = app.state.observer
+    return app
+
+
 @dataclass
 class Served:
     """A live server: its address, its engine and its event loop."""
@@ -476,7 +492,7 @@ def serving(
     parts: dict[str, Any] = {}
     signals = Signals()
 
-    def on_ready(url: str) -> None:
+    def on_ready(url: str, _engine: object) -> None:
         parts.update(url=url, loop=asyncio.get_running_loop())
         started.set()
 

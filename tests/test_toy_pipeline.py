@@ -238,7 +238,7 @@ def start(directory: Path) -> Iterator[Callable[..., Rig]]:
     def start(policy: str) -> Rig:
         source = ModelSource(path=str(directory), adapter=f"{Toy.__module__}:{Toy.__name__}")
         rigs.append(rig := Rig(source, policy))
-        rig.run(rig.engine.start())
+        rig.start()
         return rig
 
     yield start

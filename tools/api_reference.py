@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 from tilework.core.model import ModelSource
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.server.api.app import create_app
@@ -177,9 +179,11 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def main() -> None:
-    """Print the page; the engine behind the routes is never started."""
-    engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=1, sources=(ModelSource(path="shapes"),))))
-    sys.stdout.write(reference(create_app(engine, ServerConfig()).openapi()))
+    """Print the page; no engine is behind the routes."""
+    config = LocalConfig(num_workers=1, sources=(ModelSource(path="shapes"),))
+    app = create_app(EngineStart(EngineConfig(), LocalExecutor(config)), ServerConfig())
+    app.state.add_engine(Mock())
+    sys.stdout.write(reference(app.openapi()))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from suite.stages import DIFFUSE, ENCODE, STAGES
 from tilework.core.model import Source
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Command, Execute, Forget, ImportState, StopWork
-from tilework.core.wire.reports import Ended, Failed, Progress, Report, WeightsRead
+from tilework.core.wire.reports import Ended, Failed, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
-from tilework.runtime.executor import Executor
+from tilework.runtime.executor import Executor, NodesListener
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 
@@ -37,7 +37,7 @@ class _Awaited:
     moves: list[asyncio.Future[Command | None]]
 
 
-class Chains:
+class Chains(NodesListener):
     """An executor's listener that runs requests one at a time, all works of a request queued at once."""
 
     def __init__(self, executor: Executor) -> None:
@@ -110,20 +110,9 @@ class Chains:
             if not work.end.done():
                 work.end.set_exception(CaseFailed(f"worker {device_id} was lost: {reason}"))
 
-    def on_silent(self, nodes: tuple[int, ...]) -> None: ...
-
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         for device_id in device_ids:
             self.on_lost(device_id, reason)
-
-    def on_joined(self, device_id: int) -> None: ...
-    def on_links_changed(self) -> None: ...
-    def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None: ...
-    def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None: ...
-
-    def on_read(self, read: WeightsRead) -> None: ...
-    def on_given_up(self, left: Collection[int]) -> None: ...
-    def on_loading(self, num_ready: int) -> None: ...
 
     # Works.
 

@@ -17,6 +17,7 @@ from tilework.core.wire.reports import Ended, Ending, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Work
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
@@ -41,25 +42,25 @@ class Kill:
     resumed_s: float | None = None
 
 
-class _Watched(Engine):
+class _Watched(LocalExecutor):
     """Passes every report on before it is handled."""
 
-    def __init__(self, config: EngineConfig, executor: LocalExecutor) -> None:
-        super().__init__(config, executor)
+    def __init__(self, config: LocalConfig) -> None:
+        super().__init__(config)
         self.on_heard: Callable[[Report], None] = lambda _report: None
 
-    def on_report(self, device_id: int, report: Report) -> None:
+    def _pass_on(self, device_id: int, worker_id: int, report: Report) -> None:
         self.on_heard(report)
-        super().on_report(device_id, report)
+        super()._pass_on(device_id, worker_id, report)
 
 
 class KillingDriver(Observer):
     """Drives the engine: `draw` for requests, `kill` for workers."""
 
-    def __init__(self, engine: _Watched, executor: LocalExecutor) -> None:
+    def __init__(self, engine: Engine, executor: _Watched) -> None:
         self._engine, self._executor = engine, executor
         engine.observe(self)
-        engine.on_heard = self._heard
+        executor.on_heard = self._heard
         self._tickets: dict[str, Ticket] = {}
         self._progress: dict[int, int] = {}
         self.kills: list[Kill] = []
@@ -81,7 +82,7 @@ class KillingDriver(Observer):
     @property
     def all_up(self) -> bool:
         """Whether every worker that was killed is known to be lost, and back."""
-        health = self._engine.health()
+        health = self._engine.status.health()
         return self.num_losses == len(self.kills) and health.num_devices_up == health.num_devices
 
     def kill(self, device_id: int) -> None:
@@ -133,14 +134,12 @@ def _begun(ticket: Ticket) -> list[tuple[int, Work]]:
 @asynccontextmanager
 async def killing_driver(workers: int) -> AsyncIterator[KillingDriver]:
     """The shipped model on so many workers of one thread, measured anew. Raises CaseFailed if they do not start."""
-    executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(ModelSource(path="shapes"),)))
-    engine = _Watched(EngineConfig(), executor)
-    driver = KillingDriver(engine, executor)
+    executor = _Watched(LocalConfig(num_workers=workers, sources=(ModelSource(path="shapes"),)))
     try:
-        await engine.start()
-        driver.num_restarts = 0
-        yield driver
+        engine = await EngineStart(EngineConfig(), executor).start()
     except WorkerStartFailed as error:
         raise CaseFailed(str(error)) from error
+    try:
+        yield KillingDriver(engine, executor)
     finally:
         await engine.stop()

@@ -18,6 +18,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
@@ -52,8 +53,7 @@ async def lose_nodes(kills: int, spec: Spec, each: LocalConfig, seed: int, note:
         TemporaryDirectory() as folder,
         local_agents(2, port=executor.port, token=_TOKEN, log=Path(folder) / "agents.log") as agents,
     ):
-        engine = Engine(EngineConfig(controller=ControllerConfig(policy="edf")), executor)
-        await engine.start()
+        engine = await EngineStart(EngineConfig(controller=ControllerConfig(policy="edf")), executor).start()
         try:
             for number in range(kills):
                 await until(lambda: len(executor.devices_up) == 2, _PATIENCE_S)

@@ -24,6 +24,7 @@ from tilework.core.work import NewPlacement
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.traits import PlacementStatus
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
@@ -187,8 +188,9 @@ async def serve_shift(policy: str, model: str, num_workers: int, weights_bytes: 
     source = ModelSource(path=model, name=MODEL, adapter=ADAPTER, previews=False)
     executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,), weights_bytes=weights_bytes))
     log, shift = io.StringIO(), Shift(policy)
-    engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy), exact=True), executor, log)
-    await engine.start()
+    engine = await EngineStart(
+        EngineConfig(controller=ControllerConfig(policy=policy), exact=True), executor, log
+    ).start()
     sampling = asyncio.create_task(_sample(engine, shift))
     try:
         await _send(engine, phases, shift)
@@ -203,7 +205,7 @@ async def serve_shift(policy: str, model: str, num_workers: int, weights_bytes: 
 async def _sample(engine: Engine, shift: Shift) -> None:
     while True:
         await asyncio.sleep(_SAMPLE_S)
-        shift.samples.append((engine.now_ns(), engine.usage().placements))
+        shift.samples.append((engine.now_ns(), engine.status.usage().placements))
 
 
 async def _send(engine: Engine, phases: Sequence[Phase], shift: Shift) -> None:

@@ -25,7 +25,8 @@ from tilework.core.work import Group, Plan, Start
 from tilework.pipelines import serialization
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
@@ -114,8 +115,7 @@ class Rig:
         # The route does not ask what a step costs, and measuring four workers on few cores takes seconds.
         costs = table(degrees=(1, 2, 4), pipeline=pipeline)
         config = EngineConfig(controller=ControllerConfig(policy="route"), table=costs)
-        self.engine = Engine(config, self.executor, self.log)
-        self.run(self.engine.start())
+        self.engine = self.run(EngineStart(config, self.executor, self.log).start())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, PATIENCE_S))
@@ -135,7 +135,7 @@ class Rig:
     @property
     def is_whole(self) -> bool:
         """Whether all workers are up and connected with each other."""
-        return self.engine.health().num_devices_up == NUM_WORKERS and not self.executor.alone
+        return self.engine.status.health().num_devices_up == NUM_WORKERS and not self.executor.alone
 
     def kill(self, device_id: int) -> None:
         pid = self.executor.pids.get(str(device_id))

@@ -50,7 +50,7 @@ def start(models: dict[str, Path]) -> Iterator[Callable[..., Rig]]:
     def start(name: str, policy: str = "batches") -> Rig:
         rig = Rig(ModelSource(path=str(models[name])), policy)
         rigs.append(rig)
-        rig.run(rig.engine.start())
+        rig.start()
         return rig
 
     yield start
@@ -192,7 +192,7 @@ def test_requests_that_do_not_fit_together_run_in_smaller_batches() -> None:
     rig = Rig(
         SimulatedSource(pipeline="toy", hardware="none", steps=8, rows=tuple(rows), memory_bytes=9_000_000), "batches"
     )
-    rig.run(rig.engine.start())
+    rig.start()
     sides = {f"r{index}": (128, 128, 64)[index % 3] for index in range(12)}
     outcomes = rig.outcomes({uid: tiny.spec(height=side, width=side, steps=8) for uid, side in sides.items()})
     assert {outcome.status for outcome in outcomes} == {Status.DONE}

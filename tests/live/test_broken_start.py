@@ -26,6 +26,7 @@ from tilework.core.wire.commands import Calibrate, EnterNode
 from tilework.core.work import Group
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.links import communicator
 from tilework.runtime.local_config import LocalConfig
@@ -134,9 +135,8 @@ def test_a_worker_that_cannot_measure_in_a_group_ends_that_for_its_group_alone(
     async def start() -> None:
         executor = OneBroken(config())
         executor.stands_still = stands_still
-        engine = Engine(EngineConfig(), executor)
+        engine = await EngineStart(EngineConfig(), executor).start()
         try:
-            await engine.start()
             assert 1 in await draws(engine, "alone")
         finally:
             await engine.stop()
@@ -161,11 +161,7 @@ def test_a_worker_that_stands_still_is_named_by_the_start(
 
     async def start() -> None:
         executor = OneFrozen(config())
-        engine = Engine(EngineConfig(), executor)
-        try:
-            await engine.start()
-        finally:
-            await engine.stop()
+        await EngineStart(EngineConfig(), executor).start()
 
     with pytest.raises(WorkerStartFailed, match=f"worker {BROKEN} .*did not end a measurement within"):
         asyncio.run(start())
@@ -180,9 +176,8 @@ def test_workers_that_cannot_talk_serve_each_request_on_one_device(
 
     async def start() -> None:
         executor = OneDeaf(config(link_timeout_s=1.0))
-        engine = Engine(EngineConfig(), executor)
+        engine = await EngineStart(EngineConfig(), executor).start()
         try:
-            await engine.start()
             assert executor.alone == (0, 1, 2, 3)
             assert await draws(engine, "alone") == {1}
             executor.is_mended = True
@@ -204,9 +199,8 @@ def test_a_worker_that_is_lost_while_it_measures_beside_requests_is_started_agai
 
     async def start() -> None:
         executor = OneLost(LocalConfig(num_workers=1, sources=(SHAPES,), stop_grace_s=0.5, restart_delay_s=0.05))
-        engine = Engine(EngineConfig(measure_s=0.0), executor)
+        engine = await EngineStart(EngineConfig(measure_s=0.0), executor).start()
         try:
-            await engine.start()
             await until(lambda: executor.num_lost == 1)
             await restarted(executor)
             assert await draws(engine, "first") == {1}
@@ -232,9 +226,8 @@ def test_a_model_that_cannot_run_is_left_out_and_workers_forget_it(caplog: pytes
     async def start() -> None:
         sources = (replace(SHAPES, name="broken"), replace(SHAPES, name="good"))
         executor = OneModelBroken(LocalConfig(num_workers=1, sources=sources, stop_grace_s=0.5, restart_delay_s=0.05))
-        engine = Engine(EngineConfig(), executor)
+        engine = await EngineStart(EngineConfig(), executor).start()
         try:
-            await engine.start()
             assert list(engine.models) == ["good"]
             (refused,) = engine.not_served.values()
             assert refused.is_first
@@ -277,9 +270,8 @@ def test_a_model_that_cannot_be_loaded_is_left_out(options: dict[str, Any], dama
 
     async def start() -> None:
         executor = LocalExecutor(LocalConfig(sources=(damaged, SHAPES), stop_grace_s=0.5, **options))
-        engine = Engine(EngineConfig(), executor)
+        engine = await EngineStart(EngineConfig(), executor).start()
         try:
-            await engine.start()
             assert list(engine.models) == ["shapes"]
             (refused,) = engine.not_served.values()
             assert (refused.name, refused.is_first, refused.info) == ("house", True, None)
@@ -305,9 +297,9 @@ def test_a_worker_of_which_no_model_can_be_loaded_waits_for_others(damaged: Mode
             replace(SHAPES, devices=(1,)),
             replace(damaged, name="b", devices=(1,)),
         )
-        engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=2, sources=sources, stop_grace_s=0.5)))
+        executor = LocalExecutor(LocalConfig(num_workers=2, sources=sources, stop_grace_s=0.5))
+        engine = await EngineStart(EngineConfig(), executor).start()
         try:
-            await engine.start()
             assert list(engine.models) == ["shapes"]
             assert list(engine.not_served) == ["house", "b"]
             assert await draws(engine, "on the other") == {1}

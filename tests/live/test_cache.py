@@ -57,7 +57,7 @@ def pictures(source: ModelSource, policy: str, num_workers: int) -> dict[str, tu
     registry._GIVEN["ping-pong"] = PingPong
     rig = Rig(source, policy, num_workers)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         outcomes = rig.outcomes(specs())
         assert_nothing_is_left(rig.engine)
         assert replay(rig.log.getvalue().splitlines())[1] is None
@@ -106,7 +106,7 @@ def test_requests_that_fall_behind_turn_to_their_caches(source: ModelSource) -> 
     rig = Rig(source, "turning", 1)
     asked = {uid: replace(spec, cache=None, spare_cache=spec.cache) for uid, spec in specs().items()}
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         outcomes = rig.outcomes(asked)
         assert_nothing_is_left(rig.engine)
         assert replay(rig.log.getvalue().splitlines())[1] is None

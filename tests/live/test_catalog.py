@@ -74,7 +74,7 @@ def serving(places: dict[str, Path], num_workers: int = 1) -> Iterator[Rig]:
     files = places["first"].rglob("*.safetensors")
     budget = int(1.7 * sum(file.stat().st_size for file in files))
     rig = Rig((ModelSource(path=str(places["first"]), name="first"),), "tilework", num_workers, weights_bytes=budget)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         yield rig
         rig.wait_until_idle()
@@ -203,7 +203,7 @@ def test_a_model_is_added_to_a_server_whose_stages_have_no_weights(
     cache, is_known = CostCache(Profiles(tmp_path / "costs.sqlite")), False
     for _ in range(2):
         rig = Rig((first,), "tilework", 1, weights_bytes=1 << 26, cache=cache)
-        rig.run(rig.engine.start())
+        rig.start()
 
         async def scenario(rig: Rig = rig, is_known: bool = is_known) -> np.ndarray:
             what = "the speed of loading weights" if is_known else "the cost of requests for other"
@@ -318,7 +318,7 @@ def test_a_worker_that_is_started_again_serves_what_was_added(
 @pytest.mark.slow
 def test_without_a_limit_of_weights_nothing_comes_or_goes(places: dict[str, Path]) -> None:
     rig = Rig((ModelSource(path=str(places["first"]), name="first"),), "tilework", 1)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         with pytest.raises(ModelRefused, match="start the server with --weights-memory"):
             rig.run(rig.engine.catalog.add(source(places, "second"), measure=False))

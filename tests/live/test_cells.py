@@ -79,7 +79,7 @@ def costs(pipeline: str) -> CostTable:
 @contextmanager
 def serving(source: ModelSource, policy: str = "tilework", room: int = ROOM) -> Iterator[Rig]:
     rig = Rig(source, policy, 4, costs(source.name), room, cell_size=CELL)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         yield rig
     finally:
@@ -106,15 +106,15 @@ def test_a_model_that_exceeds_a_device_is_served_by_the_smallest_cells_in_which_
     sizes = asyncio.run(sizes_of([source]))
     assert [smallest_cell(sizes, 4, room).size for room in (2 * WHOLE, ROOM, WHOLE // 2)] == [1, CELL, 4]
     with serving(source) as rig:
-        info, health = rig.engine.models["flux"], rig.engine.health()
+        info, health = rig.engine.models["flux"], rig.engine.status.health()
         assert (info.cell, info.max_degree, health.num_devices, health.num_devices_up) == (2, 2, 2, 2)
         assert {LoadSource.HOST, LoadSource.DISK} == set(rig.engine._controller.costs.table.load_bytes_per_s)
-        assert set(rig.engine.usage().resident_bytes) == {"0.0", "0.1", "1.0", "1.1"}
+        assert set(rig.engine.status.usage().resident_bytes) == {"0.0", "0.1", "1.0", "1.1"}
         asked = {str(seed): tiny.spec(seed=seed, height=128, width=64 * (1 + seed % 2)) for seed in range(5)}
         asked["inked"] = tiny.spec(loras=(UsedLora("ink", 1.0),))
         assert_served(rig, asked, stock)
         assert len(actions(rig, "DropComponents")) > 2, "not all stages fit at once"
-        assert all(0 <= room < ROOM for room in rig.engine.usage().weights_free_bytes.values())
+        assert all(0 <= room < ROOM for room in rig.engine.status.usage().weights_free_bytes.values())
         assert rig.log.getvalue().count('"is":"DeviceLost"') == 0
 
 
@@ -181,7 +181,7 @@ def test_clips_move_between_cells_share_them_and_lose_one(tmp_path: Path, monkey
     served = Served(model, rig, stock)
     asked = {uid: (replace(spec, exact=False), picture) for uid, (spec, picture) in served.specs("clip").items()}
     try:
-        rig.run(rig.engine.start())
+        rig.start()
 
         async def scenario() -> list[Outcome]:
             tickets = [rig.submit(spec, uid) for uid, (spec, _) in asked.items()]
@@ -189,7 +189,7 @@ def test_clips_move_between_cells_share_them_and_lose_one(tmp_path: Path, monkey
             await until(lambda: max(one.steps_done for one in tickets) >= 3)
             os.kill(rig.executor.pids["1.1"], signal.SIGKILL)
             outcomes = await asyncio.gather(*(one.outcome for one in tickets))
-            await until(lambda: rig.engine.health().num_devices_up == 2)
+            await until(lambda: rig.engine.status.health().num_devices_up == 2)
             return outcomes
 
         assert_pictures(rig.run(scenario()), asked)

@@ -36,6 +36,7 @@ from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire.commands import STATES_BYTES
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.event_log.log_file import LogFile
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
@@ -128,19 +129,21 @@ def serving(
     )
     executor = LocalExecutor(config)
     watchdog = WatchdogConfig(tick_ns=100 * NS_PER_MS, least_ns=int(STUCK_S * 1e9))
-    engine = Engine(
+    starting = EngineStart(
         EngineConfig(controller=ControllerConfig(policy=policy), table=COSTS, watchdog=watchdog), executor, log
     )
     signals, started, urls, loops = Signals(), threading.Event(), list[str](), list[asyncio.AbstractEventLoop]()
+    engines = list[Engine]()
 
-    def on_ready(url: str) -> None:
+    def on_ready(url: str, engine: Any) -> None:
         urls.append(url)
+        engines.append(engine)
         loops.append(asyncio.get_running_loop())
         started.set()
 
     def run() -> None:
         try:
-            asyncio.run(serve(engine, ServerConfig(port=0, drain_s=5), on_ready=on_ready, signals=signals))
+            asyncio.run(serve(starting, ServerConfig(port=0, drain_s=5), on_ready=on_ready, signals=signals))
         finally:
             started.set()
 
@@ -149,7 +152,7 @@ def serving(
     assert started.wait(PATIENCE_S)
     with httpx.Client(base_url=urls[0]) as http:
         try:
-            yield Service(urls[0], engine, executor, loops[0], http)
+            yield Service(urls[0], engines[0], executor, loops[0], http)
         finally:
             loops[0].call_soon_threadsafe(signals.end)
             thread.join(PATIENCE_S)

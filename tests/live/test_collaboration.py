@@ -116,7 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def rig_of(place: Place, policy: str, weights_bytes: int | None = None) -> Rig:
     rig = Rig((place.source,), policy, costs=merged([costs_of(place.source.path)]), weights_bytes=weights_bytes)
-    rig.run(rig.engine.start())
+    rig.start()
     return rig
 
 
@@ -195,7 +195,7 @@ def test_a_member_that_is_lost_costs_its_request_that_stage(place: Place, wide: 
     assert outcome.image is not None
     assert np.array_equal(tiny.pixels(outcome.image), expected(place, spec))
     assert_nothing_is_left(wide.engine)
-    wide.run(until(lambda: wide.engine.health().num_devices_up == 2))  # What comes next is of both.
+    wide.run(until(lambda: wide.engine.status.health().num_devices_up == 2))  # What comes next is of both.
 
 
 def test_requests_use_loras_of_the_pipeline(place: Place, wide: Rig) -> None:

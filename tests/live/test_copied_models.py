@@ -21,6 +21,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
@@ -67,13 +68,13 @@ def test_nodes_serve_copies_of_a_model_and_others_are_sent_away(
 
     async def test() -> None:
         executor = NodesExecutor(NodesConfig(num_nodes=2, each=EACH, token=TOKEN.encode()))
-        engine = Engine(EngineConfig(controller=ControllerConfig(), table=COSTS), executor)
+        starting = EngineStart(EngineConfig(controller=ControllerConfig(), table=COSTS), executor)
         await executor.listen()
         with local_agents(0, port=executor.port, token=TOKEN, log=log) as running:
             for place in places[:2]:
                 monkeypatch.chdir(place)
                 running.start()
-            await engine.start()
+            engine = await starting.start()
             await draw(engine)
             running.kill(running.processes[1])
             await until(lambda: len(executor.devices_up) == 1)

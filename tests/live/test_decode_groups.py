@@ -79,7 +79,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     spec, expected = requests.spec_of(WAN, made, seed=1), requests.stock_pixels(WAN, stock, 1)
     rig = Rig(source, "decode-wide", costs=costs)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         yield Served(rig, request.param, spec, expected)
     finally:
         rig.close()
@@ -108,7 +108,7 @@ def test_a_clip_that_two_workers_decode_is_the_stock_pipelines(served: Served, v
         if victim is not None:
             kill(rig, victim)
         outcome = await ticket.outcome
-        await until(lambda: rig.engine.health().num_devices_up == 2)
+        await until(lambda: rig.engine.status.health().num_devices_up == 2)
         return outcome, seen
 
     outcome, seen = rig.run(scenario())
@@ -136,7 +136,7 @@ def test_a_decode_is_shared_if_the_cost_table_says_that_it_pays(
     costs = replace(alone, rows=(*alone.rows, *decodes), graphs=graphs_of(load(source).info.graph))
     rig = Rig(source, policy, costs=costs)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         (outcome,) = rig.outcomes({"one": tiny.spec(height=64, width=64, frames=9, steps=3)})
     finally:
         rig.close()

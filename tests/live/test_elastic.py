@@ -214,6 +214,6 @@ def test_blobs_of_a_written_off_work_are_removed(rig: Rig) -> None:
     (rig.executor._blobs.path / "late").write_bytes(b"")
     late = Ended(10**9, 0, 0, steps_done=1, ending=Ending.BROKEN, blobs={1: StateBlob("late", 0)})
     rig.executor.keep = False
-    rig.engine.on_report(2, late)
+    rig.executor._listener.on_report(2, late)
     rig.executor.keep = True
     assert not left_behind(rig.executor)

@@ -72,7 +72,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     costs = table(pipeline=directory.name) if is_zoo else None
     rig = Rig(ModelSource(path=str(directory)), "edf", costs=costs, encode_cache_bytes=ROOM)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         stock = tilework.reference(str(directory))
         quiet(stock)
         yield Served(rig, spec, stock, is_zoo)
@@ -85,7 +85,7 @@ def stages(outcome: Outcome) -> set[str]:
 
 
 def test_a_prompt_is_encoded_once_and_pictures_are_stock(served: Served) -> None:
-    spec, usage = replace(served.spec, prompt="once"), served.rig.engine.usage
+    spec, usage = replace(served.spec, prompt="once"), served.rig.engine.status.usage
     assert "encode" in stages(served.draw("first", spec))
     for seed in (8, 9):
         assert "encode" not in stages(served.draw(f"again{seed}", replace(spec, seed=seed)))

@@ -34,7 +34,7 @@ def test_exact_requests_are_the_stock_pipelines_while_others_share_and_differ(di
     """`batches` lets all share that may, `fixed-sp2` gives each two devices. Every third request is exact."""
     rig = Rig(ModelSource(path=str(directory), dtype=DTYPE), policy)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         (info,) = rig.engine.models.values()
         assert (info.dtype, info.attention_backend) == (DTYPE, "native")
         specs = {

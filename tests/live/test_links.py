@@ -28,6 +28,7 @@ from tilework.core.work import Group, Plan, Start
 from tilework.cost.table import CostTable
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
@@ -151,8 +152,9 @@ def play(scenario: Callable[[Rig], Any]) -> None:
         table = CostTable(hardware="h", rows=ROWS)
         watchdog = WatchdogConfig(tick_ns=100 * NS_PER_MS, least_ns=2 * NS_PER_S)
         controller = ControllerConfig(policy="pairs")
-        engine = Engine(EngineConfig(controller=controller, table=table, watchdog=watchdog), executor, log)
-        await engine.start()
+        engine = await EngineStart(
+            EngineConfig(controller=controller, table=table, watchdog=watchdog), executor, log
+        ).start()
         try:
             await asyncio.wait_for(scenario(Rig(engine, executor, log)), 2 * PATIENCE_S)
         finally:

@@ -115,7 +115,7 @@ def serving(
     )
     sources = tuple(one for one in place.sources if one.name in names)
     rig = Rig(sources, "tilework", num_workers, costs, weights_bytes)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         yield rig
     finally:

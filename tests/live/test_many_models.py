@@ -65,7 +65,7 @@ def costs() -> CostTable:
 @contextmanager
 def serving(sources: tuple[ModelSource, ...], num_workers: int, weights_bytes: int | None) -> Iterator[Rig]:
     rig = Rig(sources, "tilework", num_workers, costs(), weights_bytes)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         yield rig
     finally:
@@ -143,11 +143,11 @@ def test_each_picture_is_its_models_own_while_weights_come_and_go(
 
         tickets, outcomes = rig.run(scenario())
         assert {"LoadComponents", "DropComponents"} <= set(changes(rig))
-        assert all(map(rig.engine.is_on_host, BUILD)), "its memory has room for all that workers have read"
+        assert all(map(rig.engine.status.is_on_host, BUILD)), "its memory has room for all that workers have read"
         loaded = [segment.load_ns for outcome in outcomes.values() for segment in outcome.segments]
         assert max(loaded) > 0, "answers say how long they waited for weights"
         assert min(loaded) == 0, "and that steps did not"
-        places = [rig.engine.devices_with(name) for name in BUILD]
+        places = [rig.engine.status.devices_with(name) for name in BUILD]
         assert sum(map(len, places)) <= num_workers, "a device has room for one; it may have parts of several"
         assert_drawn(rig, tickets, outcomes, stock)
 
@@ -163,8 +163,8 @@ def test_without_a_limit_all_models_stay_on_all_devices(
 
         tickets, outcomes = rig.run(scenario())
         assert not changes(rig)
-        assert {rig.engine.devices_with(name) for name in BUILD} == {(0,)}
-        assert not any(map(rig.engine.is_on_host, BUILD)), "no device loads from it"
+        assert {rig.engine.status.devices_with(name) for name in BUILD} == {(0,)}
+        assert not any(map(rig.engine.status.is_on_host, BUILD)), "no device loads from it"
         assert_drawn(rig, tickets, outcomes, stock)
 
 
@@ -233,14 +233,14 @@ def test_a_model_that_no_device_has_room_for_is_named(sources: tuple[ModelSource
     rig = Rig(sources, "tilework", 1, costs(), 100_000)
     whose = r"no model can run here: sd3: its stage (\w+) needs [0-9]+ bytes with its weights, and a device has 100000"
     with pytest.raises(WorkerStartFailed, match=whose):
-        rig.run(rig.engine.start())
+        rig.start()
     rig.close()
 
 
 def test_two_models_of_one_name_are_refused(sources: tuple[ModelSource, ...]) -> None:
     rig = Rig((sources[0], replace(sources[1], name="sd3")), "tilework", 1, costs())
     with pytest.raises(WorkerStartFailed, match="two models are called 'sd3'"):
-        rig.run(rig.engine.start())
+        rig.start()
     rig.close()
 
 

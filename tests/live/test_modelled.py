@@ -24,7 +24,8 @@ from tilework.core.model import SimulatedSource
 from tilework.core.request import OnMiss, Refusal, Shape, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Wanted
@@ -58,8 +59,7 @@ class Rig:
         self.log = io.StringIO()
         executor = LocalExecutor(LocalConfig(num_workers=4, sources=(SOURCE,)))
         config = EngineConfig(controller=ControllerConfig(policy=policy), table=table, begin_ns=begin_ns)
-        self.engine = Engine(config, executor, self.log)
-        self.run(self.engine.start())
+        self.engine = self.run(EngineStart(config, executor, self.log).start())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, PATIENCE_S))

@@ -92,7 +92,7 @@ def test_workers_serve_it(directory: str, specs: list[Spec], stock: list[np.ndar
     costs = table(pipeline=Path(directory).name)
     rig = Rig(ModelSource(path=directory, adapter=ADAPTER), "ping-pong", costs=costs)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         outcomes = rig.outcomes({str(one.seed): one for one in specs})
         assert_nothing_is_left(rig.engine)
     finally:

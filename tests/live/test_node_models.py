@@ -20,6 +20,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import merged
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
@@ -48,12 +49,12 @@ def test_each_node_is_a_cell_that_serves_a_model_of_its_own(tmp_path: Path) -> N
 
     async def run() -> None:
         executor = NodesExecutor(NodesConfig(num_nodes=2, each=each, token=TOKEN.encode()))
-        engine = Engine(EngineConfig(controller=ControllerConfig(policy="tilework"), table=costs), executor)
+        starting = EngineStart(EngineConfig(controller=ControllerConfig(policy="tilework"), table=costs), executor)
         await executor.listen()
         async with agents(executor.port, 2) as running:
-            await engine.start()
+            engine = await starting.start()
             try:
-                assert engine.devices_serving("second") == (1,)
+                assert engine.status.devices_serving("second") == (1,)
                 for ticket in [submitted(engine, name) for name in names]:
                     outcome = await ticket.outcome
                     assert outcome.status is Status.DONE, outcome.reason
@@ -103,10 +104,10 @@ def test_both_nodes_serve_what_was_added_and_so_does_one_that_comes_later(tmp_pa
 
     async def run() -> None:
         executor = NodesExecutor(NodesConfig(num_nodes=2, each=each, token=TOKEN.encode()))
-        engine = Engine(EngineConfig(controller=ControllerConfig(policy="edf"), exact=True), executor)
+        starting = EngineStart(EngineConfig(controller=ControllerConfig(policy="edf"), exact=True), executor)
         await executor.listen()
         async with agents(executor.port, 2) as running:
-            await engine.start()
+            engine = await starting.start()
             try:
                 await engine.catalog.add(NewModel(path=str(tmp_path / "second"), name="second"), measure=False)
                 await engine.catalog.add_lora("first", LoraSource(name="ink", path=str(ink)))

@@ -24,6 +24,7 @@ from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.nodes.config import NodesConfig
@@ -88,8 +89,7 @@ def engine_config() -> EngineConfig:
 
 async def on_one_machine() -> Pictures:
     """The pictures that a server on one machine draws with the same numbers of devices."""
-    engine = Engine(engine_config(), LocalExecutor(replace(EACH, num_workers=4)))
-    await engine.start()
+    engine = await EngineStart(engine_config(), LocalExecutor(replace(EACH, num_workers=4))).start()
     try:
         return {exact: await drawn(submit(engine, exact)) for exact in (False, True)}
     finally:
@@ -125,10 +125,10 @@ def pixels(outcome: Outcome) -> bytes:
 async def serving(log: io.StringIO, **options: Any) -> AsyncIterator[tuple[Engine, NodesExecutor, Agents]]:
     """A server over two nodes."""
     executor = NodesExecutor(NodesConfig(num_nodes=2, each=EACH, token=TOKEN.encode(), **options))
-    engine = Engine(engine_config(), executor, log)
+    starting = EngineStart(engine_config(), executor, log)
     await executor.listen()
     async with agents(executor.port, 2) as running:
-        await engine.start()
+        engine = await starting.start()
         try:
             yield engine, executor, running
         finally:
@@ -172,8 +172,8 @@ async def cross(engine: Engine, expected: Pictures) -> None:
     parts = (await tickets[0].outcome).segments
     assert {part.devices for part in parts} >= set(ROUTE), "it crossed three times, and was on a group"
     assert all(first.end_ns <= second.start_ns for first, second in pairwise(parts))
-    await until(lambda: engine.usage().resident_bytes.keys() >= {"0", "1", "2", "3"})
-    assert min(engine.usage().resident_bytes.values()) > 1 << 20
+    await until(lambda: engine.status.usage().resident_bytes.keys() >= {"0", "1", "2", "3"})
+    assert min(engine.status.usage().resident_bytes.values()) > 1 << 20
 
 
 async def lose_a_node(engine: Engine, executor: NodesExecutor, running: Agents, expected: Pictures) -> None:

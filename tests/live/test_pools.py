@@ -26,7 +26,7 @@ SOURCES = tuple(ModelSource(path="shapes", name=name, devices=(index,)) for inde
 @contextmanager
 def serving(costs: CostTable | None, weights_bytes: int | None = None) -> Iterator[Rig]:
     rig = Rig(SOURCES, "tilework", 2, costs, weights_bytes)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         yield rig
     finally:
@@ -57,8 +57,8 @@ def test_each_model_is_drawn_by_its_worker_which_alone_has_it() -> None:
     with serving(merged([table(pipeline=name) for name in NAMES])) as rig:
         found = outcomes(rig, 4)
         assert {name: devices_of(of_one) for name, of_one in found.items()} == {"first": {0}, "second": {1}}
-        assert [rig.engine.devices_serving(name) for name in NAMES] == [(0,), (1,)]
-        assert [rig.engine.devices_with(name) for name in NAMES] == [(0,), (1,)]
+        assert [rig.engine.status.devices_serving(name) for name in NAMES] == [(0,), (1,)]
+        assert [rig.engine.status.devices_with(name) for name in NAMES] == [(0,), (1,)]
         assert [[one.name for one in rig.executor._started_with[device_id]] for device_id in (0, 1)] == [  # type: ignore[union-attr]
             ["first"],
             ["second"],
@@ -69,11 +69,11 @@ def test_each_model_is_drawn_by_its_worker_which_alone_has_it() -> None:
 def test_a_model_whose_worker_is_lost_is_refused_with_the_reason_and_the_other_goes_on() -> None:
     with serving(merged([table(pipeline=name) for name in NAMES])) as rig:
         kill(rig, 0)
-        rig.run(until(lambda: rig.engine.health().num_devices_up == 1))
+        rig.run(until(lambda: rig.engine.status.health().num_devices_up == 1))
         refused = rig.submit(tiny.spec(), "refused", model="first")
         assert isinstance(refused, Reject)
         assert (refused.reason, refused.code) == ("no device that serves first is up", RefusalCode.NO_DEVICE)
-        rig.run(until(lambda: rig.engine.health().num_devices_up == 2))
+        rig.run(until(lambda: rig.engine.status.health().num_devices_up == 2))
         found = outcomes(rig, 1)
         assert {name: devices_of(of_one) for name, of_one in found.items()} == {"first": {0}, "second": {1}}
 
@@ -90,7 +90,7 @@ def test_a_worker_loads_and_measures_only_what_it_serves(monkeypatch: pytest.Mon
         send(device_id, outgoing)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rig.executor, "send", note)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
 
         async def one() -> Outcome:

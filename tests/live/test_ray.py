@@ -28,6 +28,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
@@ -172,8 +173,9 @@ def test_each_part_is_killed_under_load_and_every_request_ends_once(tmp_path: Pa
 
 async def serve(cluster: Cluster, agents: RayAgents, host: str) -> tuple[list[Outcome], set[str]]:
     executor = NodesExecutor(NodesConfig(num_nodes=2, each=EACH, host=host, token=new_token(), silence_s=60), agents)
-    engine = Engine(EngineConfig(controller=ControllerConfig(policy="ping-pong"), table=costs_of(POSTER)), executor)
-    await engine.start()
+    engine = await EngineStart(
+        EngineConfig(controller=ControllerConfig(policy="ping-pong"), table=costs_of(POSTER)), executor
+    ).start()
     load = Load(engine)
     running = asyncio.create_task(load.run())
 

@@ -73,7 +73,7 @@ def serving(source: ModelSource, policy: str, num_workers: int) -> Iterator[Rig]
         load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8},
     )
     rig = Rig(source, policy, num_workers, costs, ROOM)
-    rig.run(rig.engine.start())
+    rig.start()
     try:
         yield rig
     finally:
@@ -116,7 +116,7 @@ def test_a_model_that_is_larger_than_a_device_is_served_stage_by_stage(
         outcomes = dict(zip(asked, rig.outcomes(asked), strict=True))
         assert {one.status for one in outcomes.values()} == {Status.DONE}
         assert actions(rig, "LoadComponents")
-        assert all(room < ROOM for room in rig.engine.usage().weights_free_bytes.values())
+        assert all(room < ROOM for room in rig.engine.status.usage().weights_free_bytes.values())
         assert_served(rig, asked, outcomes, stock)
 
 
@@ -178,7 +178,7 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
                 ticket = rig.submit(spec, uid)
                 assert isinstance(ticket, Ticket)
                 asked[uid], tickets[uid] = spec, ticket
-                seen.extend(rig.engine.usage().placements)
+                seen.extend(rig.engine.status.usage().placements)
             outcomes = await asyncio.gather(*(ticket.outcome for ticket in tickets.values()))
             return asked, dict(zip(tickets, outcomes, strict=True))
 

@@ -32,7 +32,7 @@ def rig() -> Iterator[Rig]:
     tiny.prepare()
     rig = Rig(ModelSource(path="shapes-motion"), "edf", costs=table(pipeline="shapes-motion"))
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         yield rig
     finally:
         rig.close()
@@ -69,7 +69,7 @@ def ddit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     costs = table(step_s=0.05, degrees=(1, 2), pipeline="shapes-motion")
     rig = Rig(ModelSource(path="shapes-motion"), "ddit", costs=costs)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         yield rig
     finally:
         rig.close()

@@ -139,7 +139,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     costs = None if model.name == MEASURED else table(degrees=(1, 2), pipeline=directory.name)
     rig = Rig(ModelSource(path=str(directory), adapter=adapter), "turns", costs=costs)
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         stock = tilework.reference(str(directory)) if model.loads else build(model)
         quiet(stock)
         yield Served(model, rig, stock)
@@ -161,7 +161,7 @@ def test_pictures_stay_the_stock_pipelines_when_a_worker_is_killed_in_the_loop(
         lost = await kill_in_a_step(rig, victim, num_devices=2 if is_shared else 1)
         for ticket in tickets:
             await ticket.outcome
-        await until(lambda: rig.engine.health().num_devices_up == 2)
+        await until(lambda: rig.engine.status.health().num_devices_up == 2)
         return tickets, lost
 
     before = len(rig.log.getvalue())

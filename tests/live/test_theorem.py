@@ -18,7 +18,8 @@ from tilework.core.request import Status
 from tilework.cost.table import CostTable, graphs_of
 from tilework.policy import registry
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome
@@ -59,11 +60,11 @@ async def served(num_workers: int, x_s: float, y_s: float, period_s: float) -> l
     )
     table = CostTable(hardware="made up", rows=rows, graphs=graphs_of(GRAPH), devices_per_node=1)
     source = SimulatedSource(pipeline="workflow", hardware=table.hardware, steps=1, rows=rows, stages=GRAPH.specs)
-    engine = Engine(
+    starting = EngineStart(
         EngineConfig(controller=ControllerConfig(policy="onepiece-as-divided"), table=table),
         LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,))),
     )
-    await engine.start()
+    engine = await starting.start()
     try:
         tickets = []
         for index in range(NUM):

@@ -57,7 +57,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rig(directory: Path) -> Iterator[Rig]:
     rig = Rig(ModelSource(path=str(directory)), "tilework", costs=COSTS)
-    rig.run(rig.engine.start())
+    rig.start()
     yield rig
     rig.close()
 
@@ -165,7 +165,7 @@ def test_a_model_that_is_added_gets_its_videos_from_the_slot_that_is_there(direc
         return await ticket.outcome
 
     try:
-        rig.run(rig.engine.start())
+        rig.start()
         rig.run(rig.engine.catalog.add(NewModel(path=str(second), name="second"), measure=False))
         first = rig.run(video("added"))
         assert first.status is Status.DONE, first.reason

@@ -116,7 +116,7 @@ def start() -> Iterator[Callable[..., Rig]]:
         costs = merged([costs_of(path, frames) for path in paths])
         sources = tuple(ModelSource(path=path) for path in paths)
         rigs.append(rig := Rig(sources, policy, costs=costs, **options))
-        rig.run(rig.engine.start())
+        rig.start()
         return rig
 
     yield start

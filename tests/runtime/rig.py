@@ -21,6 +21,7 @@ from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models.costs import CostCache
@@ -79,13 +80,15 @@ class Rig:
                 stop_grace_s=1.0,
             )
         )
-        config = EngineConfig(
+        self.config = EngineConfig(
             controller=ControllerConfig(policy=policy),
             table=costs,
             cache=cache,
             encode_cache_bytes=encode_cache_bytes,
         )
-        self.engine = Engine(config, self.executor, self.log)
+
+    def start(self) -> None:
+        self.engine = self.run(EngineStart(self.config, self.executor, self.log).start())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, PATIENCE_S))

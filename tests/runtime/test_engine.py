@@ -62,7 +62,7 @@ def start(directory: Path) -> Iterator[Callable[..., Rig]]:
     def start(policy: str = "edf", num_workers: int = 2) -> Rig:
         rig = Rig(ModelSource(path=str(directory)), policy, num_workers)
         rigs.append(rig)
-        rig.run(rig.engine.start())
+        rig.start()
         return rig
 
     yield start
@@ -165,7 +165,7 @@ def test_a_deadline_out_of_reach_is_refused_at_once(rig: Rig) -> None:
     assert isinstance(refusal, Reject)
     assert refusal.earliest_ns is not None
     assert refusal.earliest_ns > rig.engine.now_ns()
-    assert rig.engine.health().num_jobs == 0
+    assert rig.engine.status.health().num_jobs == 0
 
 
 def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
@@ -193,7 +193,7 @@ def test_a_killed_worker_costs_time_but_no_picture(
         await until(lambda: first.steps_done >= steps)
         kill(rig, first.segments[0].devices[0])
         outcomes = [await first.outcome, await second.outcome]
-        await until(lambda: rig.engine.health().num_devices_up == 2)
+        await until(lambda: rig.engine.status.health().num_devices_up == 2)
         return outcomes
 
     killed, other = rig.run(scenario())
@@ -230,7 +230,7 @@ def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, 
     model = tmp_path / "model"
     model.symlink_to(directory)
     rig = Rig(ModelSource(path=str(model)), "edf", num_workers=1)
-    rig.run(rig.engine.start())
+    rig.start()
 
     async def scenario() -> Outcome:
         ticket = rig.submit(tiny.spec(steps=1000), "orphan")
@@ -242,15 +242,15 @@ def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, 
     outcome = rig.run(scenario())
     assert outcome.status is Status.CANCELLED
     assert outcome.reason.startswith("every worker that a stage needs was lost")
-    assert rig.engine.health().num_devices_up == 0
+    assert rig.engine.status.health().num_devices_up == 0
     rig.close()
 
 
 def test_a_model_that_cannot_be_loaded_gives_the_reason(tmp_path: Path) -> None:
     rig = Rig(ModelSource(path=str(tmp_path / "nowhere")), "edf")
     with pytest.raises(WorkerStartFailed, match="nowhere"):
-        rig.run(rig.engine.start())
-    rig.close()
+        rig.start()
+    rig.runner.close()
 
 
 @pytest.mark.slow
@@ -295,7 +295,7 @@ def test_when_the_scheduler_fails_requests_end_and_the_engine_can_only_be_stoppe
     assert [(one.status, one.reason) for one in outcomes] == [(Status.FAILED, FAILED)] * 2
     assert rig.engine.failed.is_set()
     assert rig.engine.failure == "the scheduler failed (AssertionError: a work begins twice)"
-    assert rig.engine.health().draining
+    assert rig.engine.status.health().draining
     assert isinstance(rig.submit(tiny.spec(), "c"), Reject)
     rig.engine.cancel("a", "it is gone")
     rig.run(rig.engine.stop())

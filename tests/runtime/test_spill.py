@@ -52,7 +52,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         rig = Rig(
             ModelSource(path=str(tmp_path)), "turns", costs=table(degrees=(1, 2), pipeline="tiny-sd3"), states_bytes=1
         )
-        rig.run(rig.engine.start())
+        rig.start()
         yield rig
         rig.close()
     finally:
@@ -68,7 +68,7 @@ def test_requests_that_spill_after_each_run_give_the_stock_pictures(rig: Rig, tm
         spec = specs[outcome.uid]
         differences = np.abs(tiny.pixels(outcome.image).astype(int) - tiny.run_stock(pipeline, spec).pixels)
         assert differences.max() <= (1 if spec.width == WIDE else 0), outcome.uid
-    kept = rig.engine.usage().kept
+    kept = rig.engine.status.usage().kept
     assert kept.keys() == {0, 1}
     # The second device has not run a step of a wide picture that the first does not know. It spills all the same.
     assert all(one.num_spills >= one.num_returns >= 10 for one in kept.values()), kept

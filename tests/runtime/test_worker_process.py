@@ -31,7 +31,8 @@ from tilework.core.wire.commands import Command, Forget, StopWork
 from tilework.core.wire.reports import Ended, Ending, Progress, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.model_index import shipped_directory
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
@@ -337,21 +338,17 @@ def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
-    """The workers go on to load meanwhile, and say so to an engine that has not begun."""
+    """Its workers end."""
     complaints: list[dict[str, Any]] = []
 
     async def play() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(MODELLED,)))
-        engine = Engine(EngineConfig(), executor)
-        starting = asyncio.create_task(engine.start())
+        starting = asyncio.create_task(EngineStart(EngineConfig(), executor).start())
         await until(lambda: executor._workers)
         starting.cancel()
         await asyncio.wait({starting})
-        await until(lambda: len(executor._up) == num_workers)
-        send_signal(executor, 0, signal.SIGKILL)
-        await until(lambda: 0 not in executor._up)
-        await engine.stop()
+        assert not executor.pids
 
     asyncio.run(play())
     gc.collect()
@@ -365,7 +362,7 @@ def test_a_start_of_which_no_model_can_run_ends_the_workers(monkeypatch: pytest.
     async def play() -> None:
         executor = LocalExecutor(LocalConfig(num_workers=1, sources=(MODELLED,)))
         with pytest.raises(WorkerStartFailed, match="no model can run here"):
-            await Engine(EngineConfig(), executor).start()
+            await EngineStart(EngineConfig(), executor).start()
         assert not executor.pids
 
     monkeypatch.setattr(Measuring, "start", fail)
@@ -376,11 +373,11 @@ def test_a_node_that_is_told_to_end_while_the_engine_starts_is_let_go_when_it_ha
     """Before that it may be measuring."""
 
     async def play() -> None:
-        engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=1, sources=(MODELLED,))))
+        starting = EngineStart(EngineConfig(), LocalExecutor(LocalConfig(num_workers=1, sources=(MODELLED,))))
         has_started = list[bool]()
-        engine.on_node_leaving(1, (), "its agent was told to end", lambda: has_started.append(bool(engine.models)))
+        starting.on_node_leaving(1, (), "its agent was told to end", lambda: has_started.append(True))
         assert not has_started
-        await engine.start()
+        engine = await starting.start()
         assert has_started == [True]
         await engine.stop()
 

@@ -17,9 +17,8 @@ import httpx
 import jsonschema
 import pytest
 
-from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, app_of, serving
 from server.test_plan import DOCUMENT
-from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, RECORDED, UID
 from tilework.server.config import ServerConfig
 from tilework.server.planning.planner import CapacityPlanner, PlanJob
@@ -44,7 +43,7 @@ class Example:
 @cache
 def page() -> str:
     """The page, as `make site` writes it."""
-    return reference(create_app(FakeEngine(), ServerConfig()).openapi())
+    return reference(app_of(FakeEngine(), ServerConfig()).openapi())
 
 
 def examples() -> list[Example]:
@@ -70,7 +69,7 @@ def server() -> Iterator[Served]:
 
 
 def test_the_page_has_every_route_and_its_links_lead_somewhere() -> None:
-    paths = create_app(FakeEngine(), ServerConfig()).openapi()["paths"]
+    paths = app_of(FakeEngine(), ServerConfig()).openapi()["paths"]
     routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     assert list(dict.fromkeys(example.route for example in examples())) == routes
     text = page()
@@ -90,7 +89,7 @@ def test_the_page_shows_every_way_to_be_answered_and_every_error() -> None:
 
 def test_each_example_is_as_its_schema_says() -> None:
     """Those of answers; the next test sends those of bodies."""
-    document = create_app(FakeEngine(), ServerConfig()).openapi()
+    document = app_of(FakeEngine(), ServerConfig()).openapi()
     models = document["components"]["schemas"]
     assert set(RECORDED) - models.keys() == {"pictures", "cancelled", "progress", "chunks"}
     shown = [

@@ -16,10 +16,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, app_of, serving
 from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
-from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 from waiting import PATIENCE_S, eventually
 
@@ -31,7 +30,7 @@ DONE = Plan(video=video_file(torch.zeros(3, 16, 16, 3, dtype=torch.uint8), Video
 load_all_checks()
 # What a schema cannot say makes a call wrong, too: a model's sides, a key that was used before, the time of day.
 EXCLUDED = [CHECKS.get_one("positive_data_acceptance")]
-schema = schemathesis.openapi.from_dict(create_app(FakeEngine(), ServerConfig()).openapi())
+schema = schemathesis.openapi.from_dict(app_of(FakeEngine(), ServerConfig()).openapi())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def server() -> Iterator[Served]:
     with serving(FakeEngine(plan=DONE, info=model, keeps=False), max_steps=50, drain_s=0) as served:
         yield served
         eventually(lambda: {"done", "failed", "cancelled"}.issuperset(statuses(served)))
-        eventually(lambda: served.engine.health().num_jobs == 0)
+        eventually(lambda: served.engine.status.health().num_jobs == 0)
 
 
 def statuses(served: Served) -> set[str]:

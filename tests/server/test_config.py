@@ -48,8 +48,8 @@ def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPat
     assert ServerConfig().max_backlog_s * 1e9 == ControllerConfig().max_backlog_ns
     handed: list[EngineConfig] = []
 
-    async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
-        handed.append(engine._config)
+    async def serve(start: Any, config: ServerConfig, **_: object) -> None:
+        handed.append(start._config)
 
     monkeypatch.setattr("tilework.cli.serving.serve_http", serve)
     monkeypatch.setenv("TILEWORK_MAX_JOBS", "7")
@@ -75,8 +75,8 @@ def test_another_price_of_a_promise_is_refused(given: object) -> None:
 
 
 def test_a_command_whose_scheduler_has_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
-        engine.failure = "the scheduler failed (AssertionError: no)"
+    async def serve(start: Any, config: ServerConfig, **_: object) -> str:
+        return "the scheduler failed (AssertionError: no)"
 
     monkeypatch.setattr("tilework.cli.serving.serve_http", serve)
     result = CliRunner().invoke(app, ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager"])

@@ -109,8 +109,8 @@ def test_the_setting_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
     """By option or by environment: the server makes requests exact, and the engine measures no groups and batches."""
     handed: list[tuple[EngineConfig, ServerConfig]] = []
 
-    async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
-        handed.append((engine._config, config))
+    async def serve(start: Any, config: ServerConfig, **_: object) -> None:
+        handed.append((start._config, config))
 
     monkeypatch.setattr("tilework.cli.serving.serve_http", serve)
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager"]

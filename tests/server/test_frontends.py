@@ -18,12 +18,11 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clock
-from fake_engine import FakeEngine, serving
+from fake_engine import FakeEngine, app_of, serving
 from tilework.comm.net.channel import Channel
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
 from tilework.core.time import NS_PER_S
-from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 from tilework.server.frontends.messages import EPOCH, Resume, frontend_codec
 from tilework.server.frontends.relay import Relay
@@ -394,7 +393,7 @@ def test_every_route_that_begins_a_call_is_refused_while_the_queue_is_full() -> 
     """So that a new one is not forgotten."""
     stands = standing_answer(FakeEngine(standing=Reject("", "full", None, RefusalCode.QUEUE)))
     assert stands is not None
-    routes: list[Any] = create_app(FakeEngine(), ServerConfig()).routes
+    routes: list[Any] = app_of(FakeEngine(), ServerConfig()).routes
     shown = [route for route in routes if getattr(route, "include_in_schema", False)]
     assert set(stands.paths) == {route.path for route in shown if "POST" in route.methods}
 

@@ -263,7 +263,7 @@ def asks_and_waits(url: str) -> socket.socket:
 
 
 def open_images(server: Served) -> int:
-    return server.on_loop(lambda: server.engine.health().num_jobs)
+    return server.on_loop(lambda: server.engine.status.health().num_jobs)
 
 
 def test_connections_in_a_request_keep_their_places(server: Served) -> None:
@@ -384,7 +384,7 @@ from tilework.server.config import ServerConfig
 from tilework.server.main import serve
 engine = FakeEngine(plan=Plan(is_noise=True), keeps=False)
 config = ServerConfig(port=0, send_timeout_s=float(sys.argv[2]), result_bytes=1 << 20, max_records=50, drain_s=0)
-asyncio.run(serve(engine, config, on_ready=lambda url: print(url, flush=True)))
+asyncio.run(serve(engine, config, on_ready=lambda url, _engine: print(url, flush=True)))
 """
 
 

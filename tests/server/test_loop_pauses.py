@@ -19,10 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from fake_engine import EDITOR, VIDEOS, FakeEngine, Served, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Served, app_of, serving
 from server import worst_bodies
 from server.worst_bodies import FORM_BODIES, HEADS, JSON_BODIES, KEY, PICTURE_BODIES, TEXT_FORM_BODIES
-from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 
 LIMIT_S = 0.020
@@ -70,7 +69,7 @@ FEW = (
 def routes() -> list[str]:
     """Each route of the application, as `METHOD path`."""
     found: list[str] = []
-    for one in create_app(FakeEngine(), ServerConfig()).routes:
+    for one in app_of(FakeEngine(), ServerConfig()).routes:
         methods = getattr(one, "methods", None) or {"GET"}  # Mounted files have none.
         found += [f"{method} {one.path}" for method in methods - {"HEAD"}]  # type: ignore[attr-defined]
     return sorted(set(found))

@@ -28,7 +28,8 @@ from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Status, Te
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, Ended, KeptStates
 from tilework.cost.table import CostTable
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
@@ -134,8 +135,8 @@ class Rig:
         self.executor = LocalExecutor(LocalConfig(num_workers=2, sources=(SOURCE,), restart_delay_s=0.05))
         controller = ControllerConfig(policy="edf", max_attempts=1)
         watchdog = WatchdogConfig(tick_ns=NS_PER_S // 10, least_ns=2 * NS_PER_S)
-        self.engine = Engine(EngineConfig(controller=controller, watchdog=watchdog, table=TABLE), self.executor)
-        app = create_app(self.engine, ServerConfig())
+        self.starting = EngineStart(EngineConfig(controller=controller, watchdog=watchdog, table=TABLE), self.executor)
+        self.app = app = create_app(self.starting, ServerConfig())
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60)
         self.texts: list[str] = []
 
@@ -178,7 +179,7 @@ class Rig:
         self.submit("promised later", 150, slo_s=7, terms=Terms(on_miss=OnMiss.REJECT))
         for uid in ("earlier 0", "earlier 1"):
             self.submit(uid, 100, slo_s=6.2)
-        await until(lambda: self.engine.usage().guard.starts_vetoed > 0)
+        await until(lambda: self.engine.status.usage().guard.starts_vetoed > 0)
         await self.read()
         for ticket in running:
             assert (await ticket.outcome).status is Status.DONE
@@ -204,14 +205,14 @@ class Rig:
         os.kill(pid, signal.SIGKILL)
         assert (await ticket.outcome).status is Status.FAILED
         await self.read()
-        await until(lambda: self.engine.health().num_devices_up == 2)
+        await until(lambda: self.engine.status.health().num_devices_up == 2)
 
     async def remembered(self) -> None:
         """What workers on accelerators report beside the ends of works, here of one that is not known any more."""
         for device_id in range(2):
             memory_bytes, kept = (device_id + 1) << 30, KeptStates(1000 + device_id, 3, 2)
-            self.engine.on_report(device_id, Ended(1 << 40, 0, 0, 0, memory_bytes=memory_bytes, kept=kept))
-        self.engine._observer.on_weights_loaded(
+            self.executor._listener.on_report(device_id, Ended(1 << 40, 0, 0, 0, memory_bytes=memory_bytes, kept=kept))
+        self.app.state.observer.on_weights_loaded(
             0, LoadSource.HOST, 1000, NS_PER_S
         )  # Simulated devices have no weights.
         await self.read()
@@ -231,12 +232,14 @@ class Rig:
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         await ticket.outcome
-        self.engine._log_lost()
+        self.engine._control._on_log_lost()
         await self.read()
-        await until(lambda: self.engine.health().num_devices_up == 2)
+        await until(lambda: self.engine.status.health().num_devices_up == 2)
 
     async def run(self) -> None:
-        await self.engine.start()
+        self.engine = await self.starting.start(self.app.state.observer)
+        self.app.state.add_engine(self.engine)
+        self.app.state.readiness.engine = self.engine
         await self.read()
         await self.remembered()
         await self.done()

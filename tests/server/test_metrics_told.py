@@ -25,9 +25,16 @@ from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
 from tilework.runtime.ticket import Outcome, Ticket, WorkSegment
 from tilework.runtime.worker_process import resident_bytes
+from tilework.server.metrics.levels import Levels
 from tilework.server.metrics.metrics import Metrics
 from tilework.sets.window import UseWindow
 from tilework.store.memory import MemoryStore
+
+
+def metrics_of(engine: FakeEngine) -> Metrics:
+    metrics = Metrics(UseWindow(NS_PER_S))
+    metrics.register(Levels(engine, MemoryStore(max_bytes=1, ttl_ns=1), lambda: None, None))
+    return metrics
 
 
 def test_what_no_card_tells_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,9 +44,9 @@ def test_what_no_card_tells_has_no_series(monkeypatch: pytest.MonkeyPatch) -> No
         reserved_bytes=9, allocated_bytes=7, peak_bytes=8, split_bytes=2, num_retries=3, num_failures=1
     )
     readings = {"0.1": silent, "1": DeviceReading(card=None, allocator=allocator)}
-    usage = replace(engine.usage(), readings=readings)
+    usage = replace(engine.status.usage(), readings=readings)
     monkeypatch.setattr(engine, "usage", lambda: usage)
-    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
+    told = metrics_of(engine)
     found = {key for key in samples(told.text().decode()) if re.match("tilework_(card|allocator)_", key[0])}
     assert {name for name, labels in found if ("device", "0.1") in labels} == {"tilework_card_temperature_celsius"}
     assert all(name.startswith("tilework_allocator_") for name, labels in found if ("device", "1") in labels)
@@ -48,9 +55,9 @@ def test_what_no_card_tells_has_no_series(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_stages_whose_costs_are_off_are_shown_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
-    usage = replace(engine.usage(), cost_deviations={("toy", DIFFUSE): 2.5})
+    usage = replace(engine.status.usage(), cost_deviations={("toy", DIFFUSE): 2.5})
     monkeypatch.setattr(engine, "usage", lambda: usage)
-    found = samples(Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S)).text().decode())
+    found = samples(metrics_of(engine).text().decode())
     off = {dict(labels)["stage"]: ratio for (name, labels), ratio in found.items() if "cost_deviation" in name}
     assert off == {DIFFUSE: 2.5}
 
@@ -58,9 +65,9 @@ def test_stages_whose_costs_are_off_are_shown_and_no_others(monkeypatch: pytest.
 def test_the_margin_of_promises_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
     margin = Margin(fixed_ns=NS_PER_S // 4, permille=14)
-    usage = replace(engine.usage(), margins=Margins(admission=margin, guard=START_MARGINS.guard))
+    usage = replace(engine.status.usage(), margins=Margins(admission=margin, guard=START_MARGINS.guard))
     monkeypatch.setattr(engine, "usage", lambda: usage)
-    text = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S)).text().decode()
+    text = metrics_of(engine).text().decode()
     assert value(text, "tilework_promise_margin_seconds") == 0.25
     assert value(text, "tilework_promise_margin_ratio") == 0.014
 
@@ -70,9 +77,9 @@ def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.Mon
     status = PlacementStatus(
         name="ED", num_devices=2, window_ns=60 * NS_PER_S, completions=30, busy_ns=90 * NS_PER_S, backlog=7
     )
-    usage = replace(engine.usage(), placements=(status,), weights_free_bytes={0: 5, 1: 6})
+    usage = replace(engine.status.usage(), placements=(status,), weights_free_bytes={0: 5, 1: 6})
     monkeypatch.setattr(engine, "usage", lambda: usage)
-    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
+    told = metrics_of(engine)
     told.on_placed(NewPlacement(groups=(((0, 1), "ED"),), why="new"))
     text = told.text().decode()
     names = ("devices", "backlog", "completions_per_second", "busy_ratio")
@@ -83,7 +90,7 @@ def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.Mon
 
 def metrics() -> tuple[Metrics, Callable[..., float]]:
     """Metrics of an engine that does nothing, and the value of one of them, by name and labels."""
-    told = Metrics(FakeEngine(), MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
+    told = metrics_of(FakeEngine())
     return told, lambda name, **labels: value(told.text().decode(), f"tilework_{name}", **labels)
 
 

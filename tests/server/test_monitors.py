@@ -11,8 +11,7 @@ import httpx
 import pytest
 from starlette.routing import BaseRoute, Mount
 
-from fake_engine import FakeEngine, serving
-from tilework.server.api.app import create_app
+from fake_engine import FakeEngine, app_of, serving
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.http.middleware import METRICS, PROBES
 from tilework.server.http.server import AddressInUse
@@ -48,7 +47,7 @@ def tenants(tmp_path: Path) -> str:
 
 def test_a_key_for_metrics_opens_no_other_route(tenants: str) -> None:
     """Of all that the application has."""
-    known = {*routes(create_app(FakeEngine(), ServerConfig()).routes), ("POST", "/v1/no/such/route"), ("POST", METRICS)}
+    known = {*routes(app_of(FakeEngine(), ServerConfig()).routes), ("POST", "/v1/no/such/route"), ("POST", METRICS)}
     assert {("POST", "/v1/images/generations"), ("DELETE", "/v1/admin/models/x"), ("GET", METRICS)} <= known
     with serving(FakeEngine(), tenants=tenants, api_key="a", admin_key="b", metrics_key="m1") as server:
         for key in ("m1", "m2"):

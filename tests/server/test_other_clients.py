@@ -31,7 +31,6 @@ from tilework.core.model import ModelInfo
 from tilework.core.request import OnMiss
 from tilework.server.api.app import create_app
 from tilework.server.api.chat import image_part
-from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ServerConfig
 from tilework.server.schema.answers import RequestTimeline, SegmentModel
 from waiting import PATIENCE_S, eventually
@@ -301,7 +300,7 @@ def test_omni_chat_waits_for_the_models() -> None:
 
     async def ask() -> httpx.Response:
         engine = Loading()
-        app = create_app(engine, ServerConfig(), readiness=Readiness(engine, has_started=False))
+        app = create_app(engine, ServerConfig())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             return await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
 

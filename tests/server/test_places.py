@@ -225,12 +225,12 @@ def test_a_tenant_leaves_connections_to_the_others(guarded: Served) -> None:
     with ExitStack() as stack:
         for number in range(1, 21):
             stack.enter_context(connect(guarded.url)).sendall(head.encode() + body)
-            eventually(lambda number=number: guarded.on_loop(lambda: guarded.engine.health().num_jobs) == number)
+            eventually(lambda number=number: guarded.on_loop(lambda: guarded.engine.status.health().num_jobs) == number)
         refused = httpx.post(f"{guarded.url}/v1/images/generations", json=HELD, headers=bearer("key-one"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_at_once")
         assert refused.headers["retry-after"] == "1"
         assert httpx.get(f"{guarded.url}/v1/models", headers=bearer("key-other")).status_code == 200
-    eventually(lambda: guarded.on_loop(lambda: guarded.engine.health().num_jobs) == 0)
+    eventually(lambda: guarded.on_loop(lambda: guarded.engine.status.health().num_jobs) == 0)
     assert httpx.get(f"{guarded.url}/v1/models", headers=bearer("key-one")).status_code == 200
 
 

@@ -17,8 +17,7 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from fake_engine import FakeEngine, Plan, Served, serving
-from tilework.server.api.app import create_app
+from fake_engine import FakeEngine, Plan, Served, app_of, serving
 from tilework.server.config import ServerConfig
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.http.server import AddressInUse, HttpServer, bind
@@ -271,7 +270,9 @@ def test_when_the_engine_fails_the_server_stops() -> None:
 
     async def scenario() -> None:
         url = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(serve(engine, ServerConfig(port=0, drain_s=600), on_ready=url.set_result))
+        serving = asyncio.create_task(
+            serve(engine, ServerConfig(port=0, drain_s=600), on_ready=lambda at, _engine: url.set_result(at))
+        )
         async with httpx.AsyncClient() as client:
             body = {"prompt": "x"}
             answer = await client.post(
@@ -315,11 +316,11 @@ from fake_engine import FakeEngine, Plan
 from tilework.server.config import ServerConfig
 from tilework.server.main import serve
 class Engine(FakeEngine):
-    async def start(self):
+    async def start(self, observer):
         print("begun", flush=True)
-        await super().start()
+        return await super().start(observer)
 engine = Engine(plan=Plan(delay_s=0.5), starts=sys.argv[2] == "True")
-asyncio.run(serve(engine, ServerConfig(port=0), on_ready=lambda url: print(url, flush=True)))
+asyncio.run(serve(engine, ServerConfig(port=0), on_ready=lambda url, _engine: print(url, flush=True)))
 print("torch" in sys.modules, *engine.log, flush=True)
 """
 
@@ -410,7 +411,7 @@ def test_the_port_takes_no_connection_before_a_front_end_is_up(monkeypatch: pyte
         monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
         config = ServerConfig()
         with bind("127.0.0.1", 0) as listener:
-            app = create_app(FakeEngine(), config)
+            app = app_of(FakeEngine(), config)
             front_ends = FrontEnds(app, listener, config, 9, 1, standing=lambda: None, on_answered=lambda _: None)
             serving = asyncio.create_task(front_ends.listen())
             await begins.wait()

@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import INFO, FakeEngine, Plan, serving
+from fake_engine import INFO, FakeEngine, Plan, app_of, serving
 from sets.records import a_set
 from tilework.core.request import RefusalCode
 from tilework.core.time import NS_PER_S
-from tilework.server.api.app import create_app
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.sets import OwnSet, Sets, new_sets
 from tilework.sets.records import LeaderRecord, Route
@@ -28,7 +27,7 @@ def with_app(engine: FakeEngine, script: Script) -> None:
     """Run a script against the application, which knows of one other set, `b`, that is current."""
 
     async def main() -> None:
-        app = create_app(engine, ServerConfig(set_name="a"))
+        app = app_of(engine, ServerConfig(set_name="a"))
         sets: Sets = app.state.sets
         sets.directory.sets = {"b": a_set(url="http://b:8000/", models=(INFO.name,))}
         sets.directory.is_current = True
@@ -126,9 +125,7 @@ def test_what_a_server_says_of_itself() -> None:
     for device_id in (0, 1):
         use.joined(device_id, now_ns - 10 * NS_PER_S)
     use.ran("diffuse", (0,), now_ns - 10 * NS_PER_S, now_ns)
-    own = OwnSet(
-        engine=engine, config=ServerConfig(), use=use, nodes=Places(), url="http://a:1", has_started=lambda: True
-    )
+    own = OwnSet(engine=lambda: engine, config=ServerConfig(), use=use, nodes=Places(), url="http://a:1")
     record = own.record()
     assert (record.url, record.models, record.is_open) == ("http://a:1", (INFO.name,), True)
     assert (record.backlog_s, record.start_in_s) == (12.0, 6.0)

@@ -37,7 +37,8 @@ from tilework.cost.table import CostTable
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.policy import registry
-from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine import EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
@@ -333,9 +334,8 @@ class Rig:
         self.runner, self.watching = asyncio.Runner(), Watching()
         self.executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,), stop_grace_s=1.0))
         config = EngineConfig(controller=ControllerConfig(policy=policy), table=table)
-        self.engine = Engine(config, self.executor)
-        self.engine.observe(self.watching)
-        self.runner.run(asyncio.wait_for(self.engine.start(), 60))
+        starting = EngineStart(config, self.executor).start(self.watching)
+        self.engine = self.runner.run(asyncio.wait_for(starting, 60))
 
     def outcomes(self, specs: dict[str, Spec]) -> list[Outcome]:
         async def all_of_them() -> list[Outcome]:
@@ -434,7 +434,7 @@ def test_a_picture_that_fits_in_no_way_fails_once_and_is_refused_then(tight: tup
     refusal = rig.refusal(huge)
     assert refusal.code is RefusalCode.MEMORY
     assert "512x512" in refusal.reason
-    assert rig.engine.health().num_devices_up == 2
+    assert rig.engine.status.health().num_devices_up == 2
     assert not [ended for ended in rig.watching.works if ended.ending is Ending.LOST]
 
 

@@ -18,6 +18,7 @@ from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.formats.workload import WorkloadRequest
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
@@ -108,8 +109,7 @@ class Checkpoints:
             LocalConfig(num_workers=1, sources=sources, weights_bytes=int(ON_DEVICE * size * 1.05))
         )
         with log.open("w", encoding="utf-8") as lines:
-            engine = Engine(EngineConfig(exact=True), executor, lines)
-            await engine.start()
+            engine = await EngineStart(EngineConfig(exact=True), executor, lines).start()
             try:
                 await self._serve(engine, self._requests(seed))
             finally:

@@ -20,6 +20,7 @@ from tilework.core.model import SimulatedSource
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
@@ -50,8 +51,9 @@ class Forming:
         return asyncio.run(self._measure(note))
 
     async def _measure(self, note: Note) -> Finding:
-        rounds, rng, engine, executor, watch = 0, Random(self.seed), *self._engine()
-        await engine.start()
+        rounds, rng, watch = 0, Random(self.seed), _Watch()
+        start, executor = self._engine()
+        engine = await start.start(watch)
         free_s: list[float] = []
         try:
             while len(free_s) < self.rounds:
@@ -95,7 +97,7 @@ class Forming:
             ),
         )
 
-    def _engine(self) -> tuple[Engine, LocalExecutor, _Watch]:
+    def _engine(self) -> tuple[EngineStart, LocalExecutor]:
         rows = tuple(
             CostRow(pipeline="simulated", stage="diffuse", height=_SIDE, width=_SIDE, degree=degree, seconds=_STEP_S)
             for degree in (1, 2, 4, 8)
@@ -113,9 +115,7 @@ class Forming:
         config = EngineConfig(
             controller=ControllerConfig(policy=f"fixed-sp{self.workers}", max_attempts=100), table=table
         )
-        engine, watch = Engine(config, executor), _Watch()
-        engine.observe(watch)
-        return engine, executor, watch
+        return EngineStart(config, executor), executor
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ async def _round(
     uid: str, rng: Random, case: Forming, engine: Engine, executor: LocalExecutor, watch: _Watch
 ) -> float | None:
     """Seconds from the kill until no survivor has the work any more; None if the group had formed before."""
-    await until(lambda: engine.health().num_devices_up == case.workers)
+    await until(lambda: engine.status.health().num_devices_up == case.workers)
     place = Path(executor._rendezvous.address)
     known = set(place.iterdir())
     stopped, killed = (_pid(executor, rng.randrange(case.workers)) for _ in range(2))

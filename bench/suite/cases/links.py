@@ -22,6 +22,7 @@ from tilework.core.wire.reports import Ended, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
@@ -89,19 +90,19 @@ class Links:
 
     async def _rounds(self, way: str, note: Note) -> _Found:
         rng, found, heard = Random(self.seed), _Found(), dict[int, list[float]]()
-        engine, executor = self._engine(way, heard)
-        await engine.start()
+        start, executor = self._engine(way, heard)
+        engine = await start.start()
         try:
             busy = await _begin_long(engine)
             stream = asyncio.create_task(_keep_busy(engine, 2 * self.workers, found))
             for number in range(1, self.rounds + 1):
-                await until(lambda: engine.health().num_devices_up == self.workers and not executor.alone)
+                await until(lambda: engine.status.health().num_devices_up == self.workers and not executor.alone)
                 if stream.done():
                     stream.result()
                 await self._round(rng, busy, executor, heard, found)
                 if not number % 10:
                     note(f"{way}: {number} rounds, median {_quantile(found.silence_s, 50):.3f} s")
-            await until(lambda: engine.health().num_devices_up == self.workers)
+            await until(lambda: engine.status.health().num_devices_up == self.workers)
             stream.cancel()
         finally:
             await engine.stop()
@@ -125,7 +126,7 @@ class Links:
         await asyncio.sleep(max(0.0, killed_s + _WATCHED_S - time.monotonic()))
         found.silence_s.append(max(_longest((killed_s, *heard.get(one, ()), time.monotonic())) for one in left))
 
-    def _engine(self, way: str, heard: dict[int, list[float]]) -> tuple[Engine, _Counting]:
+    def _engine(self, way: str, heard: dict[int, list[float]]) -> tuple[EngineStart, _Counting]:
         rows = tuple(
             CostRow(pipeline="simulated", stage=stage, height=side, width=side, seconds=seconds)
             for side in (_SMALL, _LARGE)
@@ -140,9 +141,9 @@ class Links:
         config = LocalConfig(
             num_workers=self.workers, sources=(source,), collectives=way, restart_delay_s=0.05, max_restarts=10_000
         )
-        executor = _Counting(config)
+        executor = _Counting(config, heard)
         controller = ControllerConfig(policy="fixed-sp1", max_attempts=1000)
-        return _Heard(EngineConfig(controller=controller, table=table), executor, heard), executor
+        return EngineStart(EngineConfig(controller=controller, table=table), executor), executor
 
 
 @dataclass(slots=True)
@@ -154,26 +155,21 @@ class _Found:
 
 
 class _Counting(LocalExecutor):
-    """Counts the workers that were lost."""
+    """Counts the workers that were lost, and notes when a device has reported a step or the end of a work."""
 
-    num_lost = 0
+    def __init__(self, config: LocalConfig, heard: dict[int, list[float]]) -> None:
+        super().__init__(config)
+        self._heard = heard
+        self.num_lost = 0
+
+    def _pass_on(self, device_id: int, worker_id: int, report: Report) -> None:
+        if isinstance(report, Progress | Ended):
+            self._heard.setdefault(device_id, []).append(time.monotonic())
+        super()._pass_on(device_id, worker_id, report)
 
     def _on_exit(self, device_id: int, reason: str) -> None:
         self.num_lost += not self._stopping
         super()._on_exit(device_id, reason)
-
-
-class _Heard(Engine):
-    """Notes when a device has reported a step or the end of a work."""
-
-    def __init__(self, config: EngineConfig, executor: LocalExecutor, heard: dict[int, list[float]]) -> None:
-        super().__init__(config, executor)
-        self._heard = heard
-
-    def on_report(self, device_id: int, report: Report) -> None:
-        if isinstance(report, Progress | Ended):
-            self._heard.setdefault(device_id, []).append(time.monotonic())
-        super().on_report(device_id, report)
 
 
 def _submit(engine: Engine, uid: str, side: int, steps: int) -> Ticket:

@@ -25,6 +25,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer, Observers
@@ -34,6 +35,7 @@ from tilework.server.http.sse import event
 from tilework.server.live.feed import Feed
 from tilework.server.live.frames import Viewer, frame
 from tilework.server.live.watchers import EVENT, PERIOD_S
+from tilework.server.metrics.levels import Levels
 from tilework.server.metrics.metrics import Metrics
 from tilework.sets.window import UseWindow
 from tilework.store.memory import MemoryStore
@@ -151,8 +153,9 @@ class Observe:
         table = CostTable(hardware="instant", rows=(row,), steps=self.steps)
         source = SimulatedSource(pipeline=_PIPELINE, hardware=table.hardware, steps=self.steps, rows=table.rows)
         executor = LocalExecutor(LocalConfig(num_workers=self.workers, sources=(source,)))
-        engine = Engine(EngineConfig(controller=ControllerConfig(policy=self.policy), table=table), executor, log)
-        await engine.start()
+        engine = await EngineStart(
+            EngineConfig(controller=ControllerConfig(policy=self.policy), table=table), executor, log
+        ).start()
         try:
             yield engine
         finally:
@@ -230,7 +233,9 @@ def _feed_us(works: list[EndedWork]) -> float:
 
 
 def _metrics(engine: Engine) -> Metrics:
-    return Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
+    metrics = Metrics(UseWindow(NS_PER_S))
+    metrics.register(Levels(engine, MemoryStore(max_bytes=1, ttl_ns=1), lambda: None, None))
+    return metrics
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from tilework.core.wire.commands import DropWeights, Execute, Forget, LoadWeight
 from tilework.core.wire.reports import Ended, Loaded, WeightsLoaded
 from tilework.core.wire.spec import Spec
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
@@ -282,7 +283,6 @@ class Served:
 
 async def _started(stack: AsyncExitStack, sources: Sequence[ModelSource], weights_bytes: int | None) -> Served:
     executor = LocalExecutor(LocalConfig(num_workers=1, sources=tuple(sources), weights_bytes=weights_bytes))
-    engine = Engine(EngineConfig(exact=True), executor)
+    engine = await EngineStart(EngineConfig(exact=True), executor).start()
     stack.push_async_callback(engine.stop)
-    await engine.start()
     return Served(engine, Loads())

@@ -23,6 +23,7 @@ from tilework.cost.table import CostTable, graphs_of
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.policy.registry import register
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
@@ -119,11 +120,11 @@ async def _served(k: int, x_s: float, y_s: float, load: float, seconds: float) -
         rows=table.rows,
         stages=table.graph("workflow").specs,
     )
-    engine = Engine(
+    starting = EngineStart(
         EngineConfig(controller=ControllerConfig(policy=_POLICY), table=table),
         LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,))),
     )
-    await engine.start()
+    engine = await starting.start()
     try:
         for index in range(_WARM):
             await _submitted(engine, f"warm {index}").outcome

@@ -34,6 +34,7 @@ from tilework.cost.table import CostTable
 from tilework.pipelines.fits.beside import StartPlan
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
@@ -90,11 +91,11 @@ class Serving:
             imports_s = process_age_s()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             self.found.show()
-            engine = self._engine(state, executor, stack, status)
+            start = self._start(state, executor, stack, status)
 
-            def on_ready(url: str) -> None:
+            def on_ready(url: str, engine: Engine) -> None:
                 status.stop()
-                _show_memory(self.workers.plan, engine.usage().readings)
+                _show_memory(self.workers.plan, engine.status.usage().readings)
                 seconds = round(time.monotonic() - started_s, 3)
                 ready: dict[str, object] = {
                     "url": url,
@@ -105,15 +106,15 @@ class Serving:
                 ready |= {"ready_s": seconds}
                 not_served = {name: one.reason for name, one in engine.not_served.items()}
                 ready |= {"not_served": not_served} if not_served else {}
-                ready |= {"restored": engine.health().num_jobs} if state is not None else {}
-                times = StartTimes(imports_s=imports_s, parts=engine.start_parts, picture_s=_picture_s(engine))
+                ready |= {"restored": engine.status.health().num_jobs} if state is not None else {}
+                times = StartTimes(imports_s=imports_s, parts=start.parts, picture_s=_picture_s(engine))
                 if self.logs.json:
                     print_json(ready | {"start": times.fields()})
                 else:
                     self._greet(ready, config.durable, engine, times)
 
             serving = serve_http(
-                engine,
+                start,
                 config,
                 on_ready=on_ready,
                 on_progress=partial(_show, None),
@@ -122,10 +123,9 @@ class Serving:
                 reread=self.reread,
                 nodes=nodes,
             )
-            asyncio.run(serving)
-            if engine.failure:
+            if failure := asyncio.run(serving):
                 remedy = "report it with the log, or mend the policy if it is yours; start the server again"
-                raise UserError(f"{engine.failure}: this is a bug; {remedy}")
+                raise UserError(f"{failure}: this is a bug; {remedy}")
 
     def _state(self, stack: ExitStack) -> DurableDirectory | None:
         """Return the durable directory, closed with `stack`. A standby waits for it."""
@@ -135,8 +135,10 @@ class Serving:
         on_wait = partial(_show, None, f"standing by: another server uses {durable}") if self.standby else None
         return stack.enter_context(closing(DurableDirectory(Path(durable), on_wait)))
 
-    def _engine(self, state: DurableDirectory | None, executor: Executor, stack: ExitStack, status: Status) -> Engine:
-        """Return the engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
+    def _start(
+        self, state: DurableDirectory | None, executor: Executor, stack: ExitStack, status: Status
+    ) -> EngineStart:
+        """Return the start of the engine. The engine's log is closed with `stack`; `status` shows what it measures."""
         config = self.config
         controller = ControllerConfig(
             policy=self.policy,
@@ -162,8 +164,8 @@ class Serving:
             stack.callback(log.close)
         show = partial(_show, status)
         if state is None:
-            return Engine(engine_config, executor, log, show)
-        return Engine(engine_config, executor, log, show, keeper=state.journal, check_lease=state.lease.check)
+            return EngineStart(engine_config, executor, log, show)
+        return EngineStart(engine_config, executor, log, show, keeper=state.journal, check_lease=state.lease.check)
 
     def _log(self, state: DurableDirectory | None) -> SegmentedFile | None:
         """Return the event log, if there is to be one. Raises OSError."""
@@ -194,7 +196,7 @@ def _picture_s(engine: Engine) -> float | None:
         spec = checked_spec({"prompt": "a circle"}, info)
     except UserError:  # It needs more than a prompt, such as an image.
         return None
-    alone_ns = engine.alone_ns(model, (spec,))
+    alone_ns = engine.status.alone_ns(model, (spec,))
     return None if alone_ns is None else s_from_ns(alone_ns)
 
 

@@ -7,8 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TextIO
 
-from tilework.control.controller import Controller
+import tilework
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.control.log import header_line
+from tilework.control.log_state import LogState
 from tilework.core.actions import Accept, Action, Finish, Place, Reject, UseCache, WakeAt, jobs_of
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
@@ -16,6 +20,7 @@ from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.runtime.event_log.log_file import LogFile
+from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Outcome, Ticket
@@ -49,7 +54,8 @@ class ControlLoop:
         self,
         controller: Controller,
         requests: RequestTable,
-        log: LogFile,
+        log: TextIO | SegmentedFile | None,
+        config: ControllerConfig,
         observer: Observer,
         now_ns: Callable[[], int],
         on_failed: Callable[[str], None],
@@ -57,8 +63,10 @@ class ControlLoop:
     ) -> None:
         self._controller = controller
         self._requests = requests
-        self._log = log
+        self._config = config
         self._observer = observer
+        self._log = LogFile(log, on_lost=self._on_log_lost)
+        self._log.begin(self._log_header)
         self._now_ns = now_ns
         self._on_failed = on_failed
         self._check_lease = check_lease
@@ -66,7 +74,17 @@ class ControlLoop:
         self._incoming: dict[str, Incoming] = {}
         self._accepted: dict[str, Ticket] = {}  # By the event that is handled now.
         self._restored: set[str] = set()
-        self._is_stopped = False
+        self.is_stopped = False
+        """True once the controller receives no further events."""
+
+    def _log_header(self, segment: int, state: LogState | None) -> str:
+        """Return the header of a segment of the log; that of a later segment has the costs at that time."""
+        costs = self._controller.costs
+        table = costs.table if state is None else costs.corrected_table()
+        return header_line(tilework.__version__, self._config, table, segment, state)
+
+    def _on_log_lost(self) -> None:
+        self._observer.on_log_lost()
 
     def attach(self, dispatcher: WorkDispatcher, holds_states: bool) -> None:
         """Set the dispatcher that runs works. With `holds_states`, states of done requests are held until `release`."""
@@ -80,7 +98,7 @@ class ControlLoop:
 
     def stop(self, reason: str) -> None:
         """End all open tickets. The controller receives no further events."""
-        self._is_stopped = True
+        self.is_stopped = True
         for entry in self._requests:
             self.resolve(entry.ticket, Status.CANCELLED, reason)
         self._requests.clear()
@@ -89,7 +107,7 @@ class ControlLoop:
         self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int
     ) -> Reject | tuple[Ticket, ...]:
         """Submit requests; returns their tickets, which may have ended already, or the refusal of all."""
-        if self._is_stopped:
+        if self.is_stopped:
             return Reject(incoming[0].request.uid, FAILED, None, RefusalCode.NO_DEVICE)
         if isinstance(event, Restored):
             self._restored.add(event.request.uid)
@@ -100,7 +118,7 @@ class ControlLoop:
 
     def handle(self, event: Event, now_ns: int | None = None) -> tuple[Action, ...]:
         """Let the controller handle an event; returns its actions, which have been performed. None after `stop`."""
-        if self._is_stopped:
+        if self.is_stopped:
             return ()
         self._check_lease()
         try:
@@ -111,9 +129,9 @@ class ControlLoop:
 
     def fail(self, error: Exception, what: object) -> None:
         """Note that an error occurred while `what` was handled. The first one counts."""
-        if self._is_stopped:
+        if self.is_stopped:
             return
-        self._is_stopped = True
+        self.is_stopped = True
         _log.critical("the scheduler failed at %.2000r", what, exc_info=error)
         for uid in self._requests.uids:
             if not self._holds_states or uid in self._restored:
@@ -158,7 +176,7 @@ class ControlLoop:
                 self._dispatcher.perform(action)
 
     def _wake(self) -> None:
-        if not self._is_stopped:
+        if not self.is_stopped:
             self.handle(Woke())
 
     def _accept(self, accept: Accept) -> None:

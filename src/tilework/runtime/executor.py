@@ -42,8 +42,8 @@ def name_taken(name: str) -> str:
     return f"{name} is served already; give the model another name, or remove that one first"
 
 
-class Listener(Protocol):
-    """Receives the reports of an executor, always on the event loop's thread."""
+class Listener:
+    """Receives the reports of an executor, always on the event loop's thread. This base ignores them."""
 
     def on_loading(self, num_ready: int) -> None:
         """Note that `num_ready` devices have loaded the model; called while the devices start."""
@@ -61,7 +61,7 @@ class Listener(Protocol):
         """Note that a device is lost for good. Others are `left`; none if it was the last one of its kind."""
 
 
-class NodesListener(Listener, Protocol):
+class NodesListener(Listener):
     """Receives the reports of an executor over several nodes."""
 
     def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
@@ -98,6 +98,9 @@ class ExecutorDevices(Protocol):
     @property
     def slots_up(self) -> Group:
         """CPU slots that have loaded and are not lost."""
+
+    def report_to(self, listener: NodesListener) -> None:
+        """Let another listener have all further reports."""
 
     def node(self, device_id: int) -> int:
         """Return the node of an accelerator or CPU slot: groups lie on one node, and states move faster there."""

@@ -40,6 +40,7 @@ from tilework.core.wire.reports import (
     NotLoaded,
     Report,
     WeightsLoaded,
+    WeightsRead,
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -184,6 +185,9 @@ class LocalExecutor:
         members = self._members[device_id]
         return f"{device_id}.{members.index(worker_id)}" if len(members) > 1 else str(device_id)
 
+    def report_to(self, listener: Listener) -> None:
+        self._listener = listener
+
     async def start(self, listener: Listener) -> tuple[LoadedModel, ...]:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -198,7 +202,9 @@ class LocalExecutor:
             send=self._send,
         )
         self._reader = HostReader(
-            directory=self._blobs.path, on_read=listener.on_read, timeout_s=self._config.start_timeout_s
+            directory=self._blobs.path,
+            on_read=self._on_read,
+            timeout_s=self._config.start_timeout_s,
         )
         self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._blobs.path)))
         timeout_s = self._config.start_timeout_s
@@ -259,6 +265,9 @@ class LocalExecutor:
     @property
     def is_linking(self) -> bool:
         return self._groups.is_linking
+
+    def _on_read(self, read: WeightsRead) -> None:
+        self._listener.on_read(read)
 
     def _on_links_changed(self) -> None:
         if not self._stopping:

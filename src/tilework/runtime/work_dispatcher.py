@@ -198,9 +198,10 @@ class WorkDispatcher:
 
     # Reports of devices.
 
-    def join(self, device_id: int) -> None:
+    def join(self, device_id: int, now_ns: int) -> None:
         """Record that a device is up."""
         self.up.add(device_id)
+        self._recorder.observer.on_joined(device_id, now_ns)
 
     def lose(self, device_id: int, reason: str) -> None:
         """Record that a device is lost."""

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from tilework.core.model import LORA_NAME, LoraSource, NewModel, is_lora_name
 from tilework.runtime.executor import ModelRefused
+from tilework.runtime.models.catalog import Catalog
 from tilework.server.calls.journal import CallJournal
 from tilework.server.config import ConfigError
-from tilework.server.engine_protocol import Catalog
 from tilework.server.models_file import ModelEntry
 from tilework.store.journal import Added
 

@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI
 
+from tilework.runtime.engine import Engine
+from tilework.runtime.engine_start import EngineStart
 from tilework.server.api.app import create_app, new_call_registry, new_store
 from tilework.server.api.images import ImageService
 from tilework.server.calls.journal import DurableJournal
@@ -23,7 +25,7 @@ from tilework.server.calls.restore import restore
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.drain import drained, is_waited_for, waits_for
-from tilework.server.engine_protocol import Engine
+from tilework.server.frontends.messages import StandingAnswer
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.connections.descriptors import raise_limit
@@ -36,6 +38,7 @@ from tilework.sets.chores import Chore, kept_alive
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
+T = TypeVar("T")
 _log = logging.getLogger("tilework.server")
 CLOSE_S = 5  # Time for the last answers, after the drain or after a second signal.
 FAILED_S = 1  # Time to record which requests have failed with the engine.
@@ -102,25 +105,28 @@ class Http(Protocol):
 
 
 async def serve(
-    engine: Engine,
+    start: EngineStart,
     config: ServerConfig,
     *,
-    on_ready: Callable[[str], None] = lambda _url: None,
+    on_ready: Callable[[str, Engine], None] = lambda _url, _engine: None,
     on_progress: Callable[[str], None] = lambda _text: None,
     signals: Signals | None = None,
     reread: Callable[[], Reread] | None = None,
     durable: DurableDirectory | None = None,
     nodes: NodePlaces | None = None,
-) -> None:
+) -> str:
     """Listen, start the engine, serve until SIGTERM or SIGINT, or until the engine has failed, then stop both.
 
+    Returns why the engine has failed; empty if it has not.
+
     While the engine starts, `/health` answers and everything else is refused; `on_ready` is called with the server's
-    URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
-    is open and every image of an asynchronous call was fetched or is gone. `on_progress` is called with what this waits
-    for. Then the engine stops and ends what is left, and answers that are under way reach their clients. All that takes
-    at most `config.drain_s`, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A second
-    signal ends the wait. SIGHUP makes the server read its settings again (see `server.reload`): `reread` returns them,
-    by default those of `config`. `signals` lets a caller send signals; outside the main thread it is the only way.
+    URL and the engine once it is ready. After the first signal new calls are refused, but everything else is answered,
+    until no call is open and every image of an asynchronous call was fetched or is gone. `on_progress` is called with
+    what this waits for. Then the engine stops and ends what is left, and answers that are under way reach their
+    clients. All that takes at most `config.drain_s`, plus the time that the engine takes to stop, and `CLOSE_S` for the
+    last answers. A second signal ends the wait. SIGHUP makes the server read its settings again (see `server.reload`):
+    `reread` returns them, by default those of `config`. `signals` lets a caller send signals; outside the main thread
+    it is the only way.
 
     With a `durable` directory the server begins with the models and LoRAs that were added and the calls that are open
     there. It leaves there what is open, and images that were not fetched: a stop does not wait for them. `nodes` are
@@ -136,22 +142,25 @@ async def serve(
     journal = None if durable is None else DurableJournal(durable.journal, durable.given_pictures())
     give_back_large_blocks()
     call_registry = new_call_registry(config, journal)
-    store = new_store(config, engine.now_ns, durable)
-    readiness = _not_started(engine, store, durable)
+    store = new_store(config, start.now_ns, durable)
+    readiness = Readiness(start, disk=None if durable is None else durable.disk, backlog=store.backlog)
     kept: dict[str, Any] = {"call_registry": call_registry, "store": store, "data": durable and durable.data}
-    app = create_app(engine, config, readiness=readiness, nodes=nodes, **kept)
+    app = create_app(start, config, readiness=readiness, nodes=nodes, **kept)
     loop = asyncio.get_running_loop()
     listener = bind(config.host, config.port)
-    http, deadline_s = _http(app, listener, config, engine), loop.time()  # For a stop; set anew when one begins.
+    http, deadline_s = _http(app, listener, config), loop.time()  # For a stop; set anew when one begins.
     chores = _chores(app, _url(config, listener), _reloading(app, config, reread), signals)
+    engine: Engine | None = None
     async with _held(app, config, signals, listener, store, on_progress, chores):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
-            if not serving.done() and await _unless(signals.stop, _start(engine, app)):
+            if not serving.done():
+                engine = await _unless(signals.stop, start.start(app.state.observer))
+            if engine is not None and await _unless(signals.stop, _add(engine, app)) and not signals.stop.is_set():
                 with rare_collections(), _beside(_tidying(durable, journal)):
                     _begin(app, engine, config, readiness, journal)
-                    on_ready(_url(config, listener))
+                    on_ready(_url(config, listener), engine)
                     await _until_stop(serving, signals, engine)
                     deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
                     readiness.stop_waits_for = partial(_stop_waits_for, call_registry, store, deadline_s)
@@ -161,13 +170,10 @@ async def serve(
                     await _until_drained(_drained(app, engine), signals, deadline_s)
         finally:
             call_registry.leave()
-            await engine.stop()
+            if engine is not None:
+                await engine.stop()
             await _close(app, http, serving, signals, deadline_s)
-
-
-def _not_started(engine: Engine, store: ResultStore, durable: DurableDirectory | None) -> Readiness:
-    disk = None if durable is None else durable.disk
-    return Readiness(engine, has_started=False, disk=disk, backlog=store.backlog)
+    return "" if engine is None else engine.failure
 
 
 def _chores(app: FastAPI, url: str, reloading: Reloading, signals: Signals) -> Mapping[str, Chore]:
@@ -181,13 +187,14 @@ def _tidying(durable: DurableDirectory | None, journal: DurableJournal | None) -
     return chores
 
 
-async def _start(engine: Engine, app: FastAPI) -> None:
-    """Start the engine, with the models and LoRAs that were added before this start."""
-    await engine.start()
+async def _add(engine: Engine, app: FastAPI) -> bool:
+    """Add the engine to the application, with the models and LoRAs that were added before this start."""
+    app.state.add_engine(engine)
     images: ImageService = app.state.images
     refused = {name: one.info.loras if one.info else () for name, one in engine.not_served.items()}
     begun = {**refused, **{name: info.loras for name, info in engine.models.items()}}
     await images.additions.serve_again(engine.catalog, begun, images.entries, images.check_free)
+    return True
 
 
 def _begin(
@@ -199,15 +206,19 @@ def _begin(
         readiness.num_restored = restore(engine, journal, app.state.submitter, app.state.images.additions.gone_models)
         if config.webhook_hosts:
             app.state.webhooks.resume()
-    readiness.has_started = True
+    readiness.engine = engine
     app.state.batches.resume()
     _log.info("ready: %s, %d images taken over", ", ".join(engine.models), readiness.num_restored)
 
 
-def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
+def _http(app: FastAPI, listener: socket.socket, config: ServerConfig) -> Http:
     if not config.frontends:
         return HttpServer(app, listener, config, config.max_connections, app.state.open_paths)
-    submitter: CallSubmitter = app.state.submitter
+    readiness: Readiness = app.state.readiness
+
+    def standing() -> StandingAnswer | None:
+        return None if readiness.engine is None else standing_answer(readiness.engine)
+
     return FrontEnds(
         app,
         listener,
@@ -216,8 +227,8 @@ def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: E
         config.frontends,
         # A refusal may name another set, of those that serve the call's model, and pages of other origins must be able
         # to read it: only the controller knows that.
-        standing=partial(standing_answer, engine) if config.registry is None and not config.origins else lambda: None,
-        on_answered=submitter.metrics.count_refused_at_front_ends,
+        standing=standing if config.registry is None and not config.origins else lambda: None,
+        on_answered=app.state.metrics.count_refused_at_front_ends,
     )
 
 
@@ -229,7 +240,7 @@ def _drained(app: FastAPI, engine: Engine) -> Coroutine[object, object, None]:
 def _reloading(app: FastAPI, config: ServerConfig, reread: Callable[[], Reread] | None) -> Reloading:
     return Reloading(
         config=config,
-        models=dict(app.state.images.entries),
+        models=dict(app.state.entries),
         tenants=app.state.tenants,
         reread=reread or (lambda: Reread(config=config)),
     )
@@ -267,7 +278,8 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sig
 
 async def _close(app: FastAPI, http: Http, serving: asyncio.Task[None], signals: Signals, deadline_s: float) -> None:
     """Stop listening and let answers that are under way reach their clients, within limits of time."""
-    app.state.watchers.close()
+    if app.state.watchers is not None:
+        app.state.watchers.close()
     http.close()
     await _first(serving, signals.hurry.wait(), deadline_s)
     await asyncio.wait({serving}, timeout=CLOSE_S)
@@ -303,7 +315,7 @@ async def _held(
                     on_progress(f"probes and metrics without a key at {url}")
                 yield
         finally:
-            for one in (app.state.planner, app.state.batches, app.state.webhooks.sender, store):
+            for one in app.state.closed_last:
                 await one.close()
 
 
@@ -335,14 +347,12 @@ def _handled(signals: Signals) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
-    """Do the work; give it up and return False if `stop` is set first."""
+async def _unless(stop: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
+    """Return the result of the work; give it up and return None if `stop` is set first."""
     task = asyncio.create_task(work)
     try:
         await _first(task, stop.wait())
-        if task.done():
-            await task
-        return task.done() and not stop.is_set()
+        return task.result() if task.done() else None
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -359,7 +369,7 @@ async def _either(first: asyncio.Event, other: asyncio.Event) -> None:
 
 
 async def _first(
-    task: asyncio.Task[None], other: Coroutine[object, object, object], deadline_s: float | None = None
+    task: asyncio.Task[Any], other: Coroutine[object, object, object], deadline_s: float | None = None
 ) -> None:
     """Wait until either has ended or the loop's clock shows the deadline; `task` goes on, `other` does not."""
     waiter = asyncio.create_task(other)

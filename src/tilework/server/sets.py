@@ -11,8 +11,8 @@ from typing import Protocol
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.work import Group
 from tilework.policy.placement.utilisation import UtilisationRule
+from tilework.runtime.engine import Engine
 from tilework.server.config import ConfigError, ServerConfig
-from tilework.server.engine_protocol import Engine
 from tilework.sets.address import open_registry
 from tilework.sets.chores import Chore, kept_alive
 from tilework.sets.directory import Directory
@@ -53,12 +53,14 @@ class NodePlaces(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class OwnSet:
-    """The record of this server for others. `url` is known once it listens; `use` counts all works."""
+    """The record of this server for others.
 
-    engine: Engine
+    `engine` returns None until there is one; `url` is known once the server listens; `use` counts all works.
+    """
+
+    engine: Callable[[], Engine | None]
     config: ServerConfig
     use: UseWindow
-    has_started: Callable[[], bool]
     nodes: NodePlaces | None = None
     url: str = ""
 
@@ -71,18 +73,18 @@ class OwnSet:
             most_nodes=0 if nodes is None else nodes.most_nodes,
             least_nodes=0 if nodes is None else nodes.least_nodes,
         )
-        return self._with_load(places) if self.has_started() else places
+        return places if (engine := self.engine()) is None else self._with_load(places, engine)
 
-    def _with_load(self, places: SetRecord) -> SetRecord:
-        health = self.engine.health()
+    def _with_load(self, places: SetRecord, engine: Engine) -> SetRecord:
+        health = engine.status.health()
         nodes = self.nodes
-        use = self.use.use(self.engine.now_ns(), range(health.num_devices))
-        backlog_s = s_from_ns(self.engine.backlog_ns())
+        use = self.use.use(engine.now_ns(), range(health.num_devices))
+        backlog_s = s_from_ns(engine.status.backlog_ns())
         is_idle = health.num_jobs < health.num_devices_up
         return replace(
             places,
-            models=tuple(self.engine.models),
-            is_open=not health.draining,
+            models=tuple(engine.models),
+            is_open=not engine.draining,
             nodes={} if nodes is None else {name: _share(use.by_device, of) for name, of in nodes.node_names.items()},
             devices_up=health.num_devices_up,
             backlog_s=round(backlog_s, 1),
@@ -142,11 +144,10 @@ class Sets:
 
 
 def new_sets(
-    engine: Engine,
+    engine: Callable[[], Engine | None],
     config: ServerConfig,
     use: UseWindow,
     nodes: NodePlaces | None = None,
-    has_started: Callable[[], bool] = lambda: True,
 ) -> Sets:
     """Make the sets of this server's registry; without one, of a registry in this process alone.
 
@@ -163,7 +164,7 @@ def new_sets(
     rule = UtilisationRule(window_ns=ns_from_s(config.set_window_s), threshold=config.set_threshold)
     return Sets(
         name=config.set_name,
-        own=OwnSet(engine=engine, config=config, use=use, nodes=nodes, has_started=has_started),
+        own=OwnSet(engine=engine, config=config, use=use, nodes=nodes),
         registry=registry,
         rule=rule,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tilework.runtime.engine import Engine
 from tilework.server.api.errors import api_error
 from tilework.server.calls.refusals import queue_full
-from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.messages import AnswerPiece, StandingAnswer
 
 _PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/videos/sync", "/v1/chat/completions")

@@ -24,6 +24,7 @@ from tilework.core.wire.node_blobs import BlobsFetched, FetchBlobs
 from tilework.core.wire.reports import Ended, Ending, Progress
 from tilework.core.wire.spec import Image
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import BeginNode, Leave, NodeMemory, Ping, Pong, node_codec
 from tilework.runtime.ticket import Ticket
@@ -115,7 +116,7 @@ class Siege:
         assert [one.status for one in outcomes] == [Status.DONE] * len(outcomes), outcomes
         assert all(one.image == PICTURE for one in outcomes)
         assert not self.engine.failure
-        assert self.engine.usage().bad_reports == {0: 0, 1: 1}
+        assert self.engine.status.usage().bad_reports == {0: 0, 1: 1}
         assert len(self.good.done) == len(set(self.good.done))
 
 
@@ -128,15 +129,15 @@ async def _agent(executor: NodesExecutor, codec: Codec, *, holds: bool = False) 
 async def siege(make_codec: Callable[[], Codec] = node_codec, **options: Any) -> AsyncIterator[Siege]:
     """A server that has begun to serve four requests, on four devices."""
     executor = NodesExecutor(config(**options))
-    engine = Engine(EngineConfig(controller=ControllerConfig(policy="edf"), table=COSTS), executor)
+    start = EngineStart(EngineConfig(controller=ControllerConfig(policy="edf"), table=COSTS), executor)
     await executor.listen()
-    starting = asyncio.get_running_loop().create_task(engine.start())
+    starting = asyncio.get_running_loop().create_task(start.start())
     codec = make_codec()
     good = await _agent(executor, codec)
     await until(lambda: any(node.started for node in executor.nodes.values()))
     bad = await _agent(executor, codec, holds=True)
+    engine = await starting
     try:
-        await starting
         answers = [engine.submit({str(number): SPEC}) for number in range(4)]
         tickets = [ticket for answer in answers if isinstance(answer, tuple) for ticket in answer]
         assert len(tickets) == len(answers), answers

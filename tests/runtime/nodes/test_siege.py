@@ -297,7 +297,7 @@ def test_what_is_late_is_believed() -> None:
             one.bad.say(one.bad.end_of(command), device_id)
             one.bad.say(Leaving("done"))
             await until(lambda: one.executor.nodes[1].leave == Leave("done", is_final=True))
-            assert one.engine.usage().bad_reports == {0: 0, 1: 0}
+            assert one.engine.status.usage().bad_reports == {0: 0, 1: 0}
 
     run(test())
 

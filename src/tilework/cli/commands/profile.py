@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as jsonlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -28,7 +28,6 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire.reports import Report, WeightsRead
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import MIN_MIXED, can_learn, learn
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
@@ -262,18 +261,6 @@ class Measured:
         return replace(table, graphs=graphs_of(self.graph))
 
 
-class _Listener:
-    """Ignores all reports: nothing is served, and the executor itself says when a worker is lost while it measures."""
-
-    def on_report(self, device_id: int, report: Report) -> None: ...
-    def on_lost(self, device_id: int, reason: str) -> None: ...
-    def on_joined(self, device_id: int) -> None: ...
-    def on_links_changed(self) -> None: ...
-    def on_read(self, read: WeightsRead) -> None: ...
-    def on_given_up(self, left: Collection[int]) -> None: ...
-    def on_loading(self, num_ready: int) -> None: ...
-
-
 def run(executor: LocalExecutor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool) -> Measured:
     with ExitStack() as stack:
         status = stack.enter_context(console.status(f"starting {plan.num_devices} devices with {model}"))
@@ -293,10 +280,11 @@ async def _measure(
     executor: LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Measure. Raises CancelledError if cancelled before anything is measured."""
+    from tilework.runtime.executor import Listener
     from tilework.runtime.models.calibration_weights import lacks_room
     from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure
 
-    model = (await executor.start(_Listener()))[0]
+    model = (await executor.start(Listener()))[0]  # The executor itself says when a worker is lost.
     info = model.info
     measurer = ModelMeasurer(executor, info.name)
     rows: list[CostRow] = []

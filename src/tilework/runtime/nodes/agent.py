@@ -34,7 +34,7 @@ from tilework.core.wire.node_blobs import (
 )
 from tilework.core.wire.reports import Report, WeightsRead
 from tilework.core.work import Group
-from tilework.runtime.executor import CannotRun, ModelRefused, WorkerStartFailed
+from tilework.runtime.executor import CannotRun, Listener, ModelRefused, WorkerStartFailed
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.nodes.messages import (
     THE_NODE,
@@ -177,7 +177,7 @@ def default_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-class _Agent:
+class _Agent(Listener):
     """One session with an engine, which has the workers of this node: it is their `Listener`.
 
     They end when the engine lets the node go. When the session breaks off, they wait for the next one. When the node is

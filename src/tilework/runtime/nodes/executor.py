@@ -230,6 +230,9 @@ class NodesExecutor:
     def not_loaded(self) -> Sequence[NotLoaded]:
         return self._models.not_loaded
 
+    def report_to(self, listener: NodesListener) -> None:
+        self._listener = listener
+
     async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
         self._listener = listener
         self._loop = asyncio.get_running_loop()

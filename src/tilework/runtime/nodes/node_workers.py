@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _END_WORKS_S = 5.0  # Longer than most steps.
 
 
-class NodeWorkers:
+class NodeWorkers(Listener):
     """The workers that the latest server asked for. It is the `Listener` of their executor.
 
     A session with a server has them from `attach` on. When it breaks off, they `wait` for the next one: they stop their

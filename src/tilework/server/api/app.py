@@ -20,13 +20,15 @@ from starlette.types import ASGIApp
 import tilework
 from tilework.core.time import ns_from_s
 from tilework.distribution import install_command
+from tilework.runtime.engine import Engine
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.observer import Observers
 from tilework.server.additions import Additions
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.call_log import log_ended
 from tilework.server.api.chat import ChatService
-from tilework.server.api.errors import install_call_errors
+from tilework.server.api.errors import api_error, install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
@@ -56,19 +58,21 @@ from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
-from tilework.server.engine_protocol import Engine
 from tilework.server.http.direct import DirectRoute
 from tilework.server.http.error_handlers import install_error_handlers
-from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.http.errors import ApiError
+from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey, WhileStarting
 from tilework.server.live.feed import Feed
 from tilework.server.live.watchers import Watchers
+from tilework.server.metrics.levels import Levels
 from tilework.server.metrics.metrics import Metrics
-from tilework.server.models_file import read_models
+from tilework.server.models_file import ModelEntry, read_models
 from tilework.server.page.routes import PAGE_FILES, add_page
 from tilework.server.planning.planner import CapacityPlanner
 from tilework.server.planning.recent import RecentTraffic
 from tilework.server.planning.service import PlanService
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
+from tilework.server.schema.answers import Unready
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import CurrentTenants, load_tenants
 from tilework.server.traces import Traces
@@ -85,7 +89,7 @@ ASSETS = "/docs-assets"  # Scripts and styles of /docs, served from here, since 
 
 
 def create_app(
-    engine: Engine,
+    start: EngineStart,
     config: ServerConfig,
     *,
     store: ResultStore | None = None,
@@ -95,61 +99,79 @@ def create_app(
     nodes: NodePlaces | None = None,
     data: Path | None = None,
 ) -> FastAPI:
-    """Build the application. It neither starts nor stops the engine: see `main.serve`.
+    """Build the application. It answers probes, and refuses the rest until there is an engine: see `main.serve`.
+
+    The caller starts the engine with `app.state.observer`, calls `app.state.add_engine` with it, which adds the other
+    routes, and sets that of `readiness` when calls may come. The caller closes all of `app.state.closed_last`, and
+    before the server can stop, `watchers`.
 
     `store` keeps results that are fetched later (default: in memory). `rng` chooses seeds for clients that send none.
-    `readiness` says when the engine has started (default: it has). `call_registry` lets the caller see open calls.
-    `nodes` are the engine's. `data` is the folder for files of batches, if they are kept. `app.state` holds
-    `submitter`, for calls that do not come by HTTP, `images`, `tenants`, which may be swapped, and `sets`, which the
-    caller has to run. The caller closes `webhooks`, `batches`, `planner` and, before the server can stop, `watchers`.
+    `readiness` says whether calls are taken. `call_registry` lets the caller see open calls. `nodes` are the engine's.
+    `data` is the folder for files of batches, if they are kept. `app.state` holds `tenants`, which may be swapped,
+    `sets`, which the caller has to run, and with an engine `submitter`, for calls that do not come by HTTP, and
+    `images`.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
     """
     tenants = CurrentTenants(load_tenants(config))
     safety_filter = load_safety_filter(config.safety_filter)
-    store = new_store(config, engine.now_ns) if store is None else store
-    readiness = readiness or Readiness(engine, backlog=store.backlog)
+    entries = dict(read_models(config.models))
+    store = new_store(config, start.now_ns) if store is None else store
+    readiness = readiness or Readiness(start, backlog=store.backlog)
     use = UseWindow(ns_from_s(config.set_window_s))
-    sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics = Metrics(engine, store, use, lambda: readiness.unready, readiness.disk)
-    feed = Feed(engine.now_ns)
-    recent = RecentTraffic(engine.now_ns)
-    engine.observe(Observers(metrics, feed, recent, readiness))
+    sets = new_sets(lambda: readiness.engine, config, use, nodes)
+    metrics = Metrics(use)
+    feed = Feed(start.now_ns)
+    recent = RecentTraffic(start.now_ns)
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
     webhooks = _webhooks(config, call_registry, metrics)
     traces = Traces(config.traces) if config.traces else None
-    submitter = _submitter(
-        engine=engine,
-        config=config,
-        store=store,
-        metrics=metrics,
-        threads=threads,
-        call_registry=call_registry,
-        readiness=readiness,
-        sets=sets,
-        observers=(webhooks.on_record, log_ended, *(() if traces is None else (traces.on_record,))),
-        safety_filter=safety_filter,
-    )
-    images = _images(engine, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
-    app.state.submitter = submitter
+
+    def add_engine(engine: Engine) -> None:
+        metrics.register(Levels(engine, store, lambda: readiness.unready, readiness.disk))
+        submitter = _submitter(
+            engine=engine,
+            config=config,
+            store=store,
+            metrics=metrics,
+            threads=threads,
+            call_registry=call_registry,
+            readiness=readiness,
+            sets=sets,
+            observers=(webhooks.on_record, log_ended, *(() if traces is None else (traces.on_record,))),
+            safety_filter=safety_filter,
+        )
+        images = _images(engine, entries, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
+        planner = CapacityPlanner(engine, recent)
+        app.state.submitter = submitter
+        app.state.images = images
+        app.state.watchers = Watchers(engine, feed)
+        app.state.batches = _batches(app, config, tenants, images, readiness, data)
+        app.state.closed_last[:0] = [planner, app.state.batches]
+        _add_routes(app, images, readiness)
+        add_batch_routes(app, app.state.batches)
+        add_live_route(app, LiveService(app.state.watchers, config, tenants))
+        add_plan_route(app, PlanService(planner, readiness))
+
+    app.state.add_engine = add_engine
+    app.state.observer = Observers(metrics, feed, recent, readiness)
+    app.state.readiness = readiness
+    app.state.metrics = metrics
+    app.state.entries = entries
     app.state.sets = sets
-    app.state.images = images
     app.state.webhooks = webhooks
-    app.state.watchers = Watchers(engine, feed)
-    app.state.planner = CapacityPlanner(engine, recent)
+    app.state.watchers = None
     app.state.tenants = tenants
-    app.state.batches = _batches(app, config, tenants, images, readiness, data)
-    _add_routes(app, images, readiness)
-    add_batch_routes(app, app.state.batches)
-    add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
-    add_plan_route(app, PlanService(app.state.planner, readiness))
+    app.state.closed_last = [webhooks.sender, store]
+    add_probe_routes(app, readiness, metrics)
+    add_page(app)
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=lambda: tenants.value.has_keys)
-    app.middleware_stack = _stack(app, config, tenants)
+    app.middleware_stack = _stack(app, config, tenants, readiness)
     return app
 
 
@@ -202,6 +224,7 @@ def _submitter(
 
 def _images(
     engine: Engine,
+    entries: dict[str, ModelEntry],
     config: ServerConfig,
     submitter: CallSubmitter,
     metrics: Metrics,
@@ -209,11 +232,10 @@ def _images(
     rng: Random,
     safety_filter: SafetyFilter | None,
 ) -> ImageService:
-    """Make the service of images. Raises ConfigError if the file of models cannot be used."""
     return ImageService(
         engine=engine,
         config=config,
-        entries=dict(read_models(config.models)),
+        entries=entries,
         additions=Additions(submitter.call_registry.journal),
         submitter=submitter,
         metrics=metrics,
@@ -221,7 +243,7 @@ def _images(
         rng=rng,
         safety_filter=safety_filter,
         bodies=Bodies(config=config, threads=threads),
-        plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
+        plans=DecodePlans(num_devices=lambda model: len(engine.status.devices_serving(model))),
     )
 
 
@@ -267,13 +289,11 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_chat_route(app, ChatService(images=images))
     add_request_routes(app, requests)
     card = add_model_routes(app, images, readiness, created=int(time.time()))
-    add_set_routes(app, images.submitter.sets, readiness)
+    add_set_routes(app, images.submitter.sets)
     add_admin_routes(app, images, readiness, card)
-    add_probe_routes(app, readiness, images.metrics)
-    add_page(app)
 
 
-def _stack(app: FastAPI, config: ServerConfig, tenants: CurrentTenants) -> ASGIApp:
+def _stack(app: FastAPI, config: ServerConfig, tenants: CurrentTenants, readiness: Readiness) -> ASGIApp:
     """Wrap the routes in middleware, from the inside out.
 
     The stack that FastAPI would build has further layers, for bugs, bodies and telemetry: this server does that itself.
@@ -281,6 +301,11 @@ def _stack(app: FastAPI, config: ServerConfig, tenants: CurrentTenants) -> ASGIA
     stack: ASGIApp = AsyncExitStackMiddleware(app.router)  # For routes that are not direct.
     stack = HeadAsGet(ExceptionMiddleware(stack, app.exception_handlers))
     app.state.open_paths = PROBES | PAGE_FILES.keys()
+
+    def refusal() -> ApiError | None:
+        return api_error(readiness.error(Unready.STARTING)) if readiness.engine is None else None
+
+    stack = WhileStarting(stack, refusal, app.state.open_paths)
     most_at_once = max(1, config.max_connections // 2)
     stack = RequireKey(stack, tenants=tenants, open_paths=app.state.open_paths, most_at_once=most_at_once)
     stack = CatchBugs(stack)

@@ -19,6 +19,7 @@ from tilework.core.model import ModelInfo
 from tilework.core.request import OnMiss
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Spec
+from tilework.runtime.engine import Engine
 from tilework.server.additions import Additions
 from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.api.call_log import log_refused
@@ -40,7 +41,6 @@ from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.default_slo import DefaultSlos
-from tilework.server.engine_protocol import Engine
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
 from tilework.server.http.middleware import key_of, tenant_of, tenants_of
@@ -139,7 +139,6 @@ class ImageService:
 
     async def _enter(self, http: Request, route: Route, tenant: Tenant, *, is_later: bool) -> CallEntry:
         """Do as `enter`, without the log. Raises as `enter`."""
-        self.submitter.readiness.require_started()
         models = self.models
         self.check_rate(tenant, key_of(http.scope))
         with self.bodies.room.place() as place:
@@ -214,7 +213,7 @@ class ImageService:
         )
 
     def _alone_s(self, model: str, specs: Sequence[Spec]) -> float | None:
-        alone_ns = self.engine.alone_ns(model, specs)
+        alone_ns = self.engine.status.alone_ns(model, specs)
         return None if alone_ns is None else s_from_ns(alone_ns)
 
     @contextmanager

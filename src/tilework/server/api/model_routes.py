@@ -118,11 +118,11 @@ def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) 
         "loras": list(info.loras),
         "aliases": images.models.aliases(info.name),
         "default_slo": None if slo is None else str(slo),
-        "devices": images.engine.devices_with(info.name),
+        "devices": images.engine.status.devices_with(info.name),
         "cell": info.cell,
-        "serves_on": images.engine.devices_serving(info.name),
-        "predicted_sizes": list(map(str, images.engine.predicted_sizes(info.name))),
-        "on_host": images.engine.is_on_host(info.name),
+        "serves_on": images.engine.status.devices_serving(info.name),
+        "predicted_sizes": list(map(str, images.engine.status.predicted_sizes(info.name))),
+        "on_host": images.engine.status.is_on_host(info.name),
         "policy": images.engine.policy,
     }
     return ModelCard(id=name, created=created, tilework=limits)

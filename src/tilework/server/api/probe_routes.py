@@ -58,7 +58,6 @@ def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> No
     )
     async def read_metrics() -> Response:
         """Return metrics in Prometheus' text format."""
-        readiness.require_started()
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -67,13 +66,11 @@ class LiveService:
     """Answers `/v1/live`: once, or twice a second as events."""
 
     watchers: Watchers
-    readiness: Readiness
     config: ServerConfig
     tenants: CurrentTenants
 
     def answer(self, http: Request) -> Response:
         """Answer with the state, or with a stream of it. Raises ApiError if as many clients watch as may."""
-        self.readiness.require_started()
         viewer = _viewer(tenants_of(http.scope), tenant_of(http.scope))
         if MEDIA_TYPE not in http.headers.get("accept", ""):
             return JSONResponse(self.watchers.state(viewer))
@@ -139,11 +136,10 @@ def add_plan_route(app: FastAPI, plans: PlanService) -> None:
         return plans.answer(http, target)
 
 
-def add_set_routes(app: FastAPI, sets: Sets, readiness: Readiness) -> None:
+def add_set_routes(app: FastAPI, sets: Sets) -> None:
     @app.get("/v1/sets", tags=["operations"], responses={200: good("The sets"), **errors(401)})
     async def list_sets() -> SetList:
         """List this server and those that share its registry: what they serve, how busy they are, and their nodes."""
-        readiness.require_started()
         directory = sets.directory
         known = {**directory.sets, sets.name: sets.own.record()}
         leader = directory.leader

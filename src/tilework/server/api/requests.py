@@ -16,6 +16,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.time import s_from_ns
+from tilework.runtime.engine import Engine
 from tilework.server.api.images import on_wire
 from tilework.server.calls.call import Call
 from tilework.server.calls.encode import Threads
@@ -27,11 +28,10 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
-from tilework.server.engine_protocol import Engine
 from tilework.server.http.files import file_answer
 from tilework.server.http.middleware import is_head, tenant_of
 from tilework.server.http.sse import EventStream
-from tilework.server.schema.answers import Decisions, RequestList, RequestStatus, Unready
+from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
 from tilework.server.text import counted, shown
 from tilework.store.results import Result, ResultStore
 
@@ -195,7 +195,6 @@ class RequestService:
 
         Raises:
             UnknownCall: the tenant, or any (None), has no such call.
-            NotReady: the same, while calls of an earlier start are not taken over yet.
         """
         match = _UID.fullmatch(uid)
         entry = match and self.call_registry.find(match[1], tenant, self.engine.now_ns())
@@ -208,9 +207,7 @@ class RequestService:
         return _Found(entry, index)
 
     def _unknown(self, uid: str) -> CallError:
-        """Return the error for an unknown call. Until the server has started, the call may become known."""
-        if not self.submitter.readiness.has_started:
-            return self.submitter.readiness.error(Unready.STARTING)
+        """Return the error for an unknown call."""
         most_s = s_from_ns(self.call_registry.record_ttl_ns)
         message = (
             f"There is no request {shown(uid)}; requests that have ended are known for at most {most_s:g} seconds."

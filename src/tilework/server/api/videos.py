@@ -145,11 +145,9 @@ class VideoService:
 
         Raises:
             UnknownCall: there is none.
-            NotReady: the same, while calls of an earlier start are not taken over yet.
         """
         found = self._find(video_id, http)
         if found is None:
-            self.requests.submitter.readiness.require_started()
             message = f"There is no video {shown(video_id)}: it was deleted, or is too old. GET /v1/videos lists them."
             raise UnknownCall(message, field="video_id", code="video_not_found")
         return found

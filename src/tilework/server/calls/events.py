@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tilework.core.request import Status
+from tilework.runtime.engine import Engine
 from tilework.runtime.ticket import Ticket, TicketPreview
 from tilework.server.calls.call import Call, Finished, changes
 from tilework.server.calls.encode import Threads, encode_base64, encode_preview
 from tilework.server.calls.errors import CallCancelled, CallError
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.status import CallEta, eta
-from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import RequestStatus
 
 _LOOK_S = 2.0  # A stream looks this often at the prediction of a waiting image.

@@ -16,6 +16,7 @@ from tilework.core.request import Refusal, Status
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Image
 from tilework.pipelines.video.stills import some_frames
+from tilework.runtime.engine import Engine
 from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode, picture_of
@@ -37,7 +38,6 @@ from tilework.server.calls.records import CallRecord
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
 from tilework.server.calls.timeline import is_exact, request_timeline
-from tilework.server.engine_protocol import Engine
 from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import Decisions, RequestTimeline
 from tilework.server.schema.provenance import Provenance

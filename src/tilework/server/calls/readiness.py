@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilework.core.time import s_from_ns
+from tilework.runtime.engine import Engine
+from tilework.runtime.engine_start import EngineStart
 from tilework.runtime.observer import Observer
 from tilework.server.calls.errors import NotReady, not_ready
-from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import ReadyModel, Unready
 from tilework.store.disk import Disk
 from tilework.store.results import Backlog
@@ -16,15 +17,15 @@ from tilework.store.results import Backlog
 
 @dataclass(slots=True)
 class Readiness(Observer):
-    """The readiness of a server. Before `has_started`, while models are loaded, the engine can answer nothing.
+    """The readiness of a server. It has no `engine` until models are loaded and earlier calls are taken over.
 
     `num_restored` images were restored from the server's previous run. `stop_waits_for` says what a stop waits for,
     once one has begun. Without the `disk` of a durable server no call would be safe. A `backlog` of results does not
     make the server unready: images that are in answers can be drawn.
     """
 
-    engine: Engine
-    has_started: bool = True
+    start: EngineStart
+    engine: Engine | None = None
     num_restored: int = 0
     stop_waits_for: Callable[[], str] | None = None
     disk: Disk | None = None
@@ -33,23 +34,13 @@ class Readiness(Observer):
     @property
     def unready(self) -> Unready | None:
         """Reason why no call would be taken now; None if one would."""
-        if not self.has_started:
+        if self.engine is None:
             return Unready.STARTING
-        health = self.engine.health()
-        if health.draining:
+        if self.engine.draining:
             return Unready.STOPPING
-        if health.num_devices_up == 0:
+        if self.engine.status.health().num_devices_up == 0:
             return Unready.NO_DEVICES
         return Unready.DISK_UNWRITABLE if self.disk is not None and self.disk.problem else None
-
-    def require_started(self) -> None:
-        """Check that the models are loaded.
-
-        Raises:
-            NotReady: they are being loaded.
-        """
-        if not self.has_started:
-            raise self.error(Unready.STARTING)
 
     def require(self) -> None:
         """Check that a call would be taken now.
@@ -62,9 +53,9 @@ class Readiness(Observer):
 
     def error(self, unready: Unready) -> NotReady:
         """Return the error for a call."""
-        if unready is Unready.STARTING:
-            return not_ready(f"it is starting: {self.engine.starting}", details={"status": unready})
-        health = self.engine.health()
+        if self.engine is None:
+            return not_ready(f"it is starting: {self.start.starting}", details={"status": Unready.STARTING})
+        health = self.engine.status.health()
         seen = {"devices_up": health.num_devices_up, "devices": health.num_devices, "open_requests": health.num_jobs}
         details = {"status": unready, **seen}
         match unready:
@@ -73,7 +64,7 @@ class Readiness(Observer):
                 return not_ready(f"it is stopping{what}", is_stopping=True, details=details)
             case Unready.NO_DEVICES:
                 return not_ready(f"none of its {health.num_devices} devices is up", details=details)
-            case Unready.DISK_UNWRITABLE:
+            case _:
                 problem = "" if self.disk is None else f" ({self.disk.problem})"
                 return not_ready(f"its disk cannot be written{problem}", code=unready, details=details)
 
@@ -85,7 +76,8 @@ class Readiness(Observer):
     def report(self) -> ReadyModel:
         """Return the devices, requests and results of the server, if it is ready. Raises as `require`."""
         self.require()
-        health = self.engine.health()
+        assert self.engine is not None
+        health = self.engine.status.health()
         backlog = self.backlog()
         return ReadyModel(
             devices_up=health.num_devices_up,

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Collection
 
 from tilework.core.checkpoint import Checkpoint
+from tilework.runtime.engine import Engine
 from tilework.runtime.ticket import Wanted
 from tilework.server.calls.call import Call
 from tilework.server.calls.journal import DurableJournal, KeptCall, OpenAgain
 from tilework.server.calls.submitter import CallSubmitter
-from tilework.server.engine_protocol import Engine
 
 
 def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, gone: Collection[str] = ()) -> int:
@@ -53,7 +53,7 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, g
 def _is_same(engine: Engine, call: KeptCall) -> bool:
     """Return whether model and LoRAs are those that computed a call's states: others may have their names by now."""
     ask = call.ask
-    return ask.model in engine.models and engine.identity(ask.model, ask.lora_names) == call.identity
+    return ask.model in engine.models and engine.status.identity(ask.model, ask.lora_names) == call.identity
 
 
 def _wanted(each: OpenAgain) -> list[Wanted]:

@@ -9,12 +9,12 @@ from tilework.control.decisions import describe
 from tilework.core.actions import Accept, Finish
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
+from tilework.runtime.engine import Engine
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.errors import CallCancelled, CallError
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.timeline import request_timeline
-from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import DecisionModel, ImageStatus, RequestStatus, RequestTimeline, State
 from tilework.server.text import time_text
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from tilework.core.actions import Reject
 from tilework.core.time import ns_from_s, s_from_ns
+from tilework.runtime.engine import Engine
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.errors import CallError, UnknownModel, gone
@@ -25,7 +26,6 @@ from tilework.server.calls.records import CallRecord
 from tilework.server.calls.refusals import NO_ROOM, cannot_keep, input_full, refused, too_many_open
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
-from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.schema.answers import Unready
 from tilework.server.sets import Sets
@@ -209,7 +209,7 @@ class CallSubmitter:
             arrival_ns=arrival_ns,
             arrived_s=time.time(),
             tickets=self._submit(ask, uid, arrival_ns),
-            identity=self.engine.identity(ask.model, ask.lora_names),
+            identity=self.engine.status.identity(ask.model, ask.lora_names),
             end=asyncio.get_running_loop().create_future(),
         )
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -143,6 +143,23 @@ class RequireKey:
             self._num_under_way[tenant.name] -= 1
             if not self._num_under_way[tenant.name]:  # Tenants come and go.
                 del self._num_under_way[tenant.name]
+
+
+class WhileStarting:
+    """Answers with the `refusal`, if there is one; `open_paths` are not refused."""
+
+    def __init__(self, app: ASGIApp, refusal: Callable[[], ApiError | None], open_paths: Collection[str]) -> None:
+        self._app = app
+        self._refusal = refusal
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
+        refusal = None if is_open else self._refusal()
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class LimitHead:

@@ -11,9 +11,9 @@ from heapq import nsmallest
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.core.wire.reports import CardReading
+from tilework.runtime.engine import Engine
 from tilework.runtime.observer import Holding
 from tilework.runtime.ticket import Ticket
-from tilework.server.engine_protocol import Engine
 from tilework.server.live.attainment import WINDOW_NS, Counts, Group
 from tilework.server.live.feed import EndedRequest, Feed, Tile
 
@@ -59,7 +59,7 @@ def frame(engine: Engine, feed: Feed, viewer: Viewer, begin: int) -> Frame:
     fields: dict[str, object] = {
         "now_s": _seconds(now_ns),
         "policy": engine.policy,
-        "backlog_s": _seconds(engine.backlog_ns()),
+        "backlog_s": _seconds(engine.status.backlog_ns()),
         "num_open": len(tickets),
         "num_own": len(own),
         "missed": max(0, end - begin - len(past)),
@@ -85,7 +85,7 @@ def _may_see(viewer: Viewer, group: Group) -> bool:
 
 
 def _devices(engine: Engine) -> list[dict[str, object]]:
-    return [_device(one) for one in engine.holdings()]
+    return [_device(one) for one in engine.status.holdings()]
 
 
 def _device(holding: Holding) -> dict[str, object]:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tilework.server.engine_protocol import Engine
+from tilework.runtime.engine import Engine
 from tilework.server.http.sse import event
 from tilework.server.live.feed import Feed
 from tilework.server.live.frames import Frame, Viewer, frame

@@ -16,8 +16,8 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.reports import KeptStates
 from tilework.cost.corrections import Deviations
 from tilework.policy.traits import PlacementStatus
+from tilework.runtime.engine import Engine
 from tilework.runtime.worker_process import resident_bytes
-from tilework.server.engine_protocol import Engine
 from tilework.server.metrics import families
 from tilework.server.metrics.families import Family, Intervention
 from tilework.server.metrics.meters import Names, level
@@ -28,7 +28,7 @@ from tilework.store.results import ResultStore
 
 
 class Levels(Collector):
-    """Gauges whose values are read at a scrape; the engine must have started.
+    """Gauges whose values are read at a scrape.
 
     `unready` returns why no call is taken; `disk` is that of the durable directory.
     """
@@ -44,8 +44,8 @@ class Levels(Collector):
         self._classes = Names(tuple(DEFAULT_CLASSES))
 
     def collect(self) -> Iterable[Metric]:
-        health = self._engine.health()
-        usage = self._engine.usage()
+        health = self._engine.status.health()
+        usage = self._engine.status.usage()
         store = self._store
         yield self._build()
         yield _gauge(families.UPTIME_SECONDS, s_from_ns(self._engine.now_ns() - self._begun_ns))

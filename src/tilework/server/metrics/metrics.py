@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from prometheus_client import generate_latest
 
 from tilework.core.component import LoadSource
@@ -12,7 +10,6 @@ from tilework.core.time import s_from_ns
 from tilework.core.work import NewPlacement, Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
-from tilework.server.engine_protocol import Engine
 from tilework.server.metrics import families
 from tilework.server.metrics.families import CallRefusal, WebhookResult, reason_of
 from tilework.server.metrics.levels import Levels
@@ -21,30 +18,19 @@ from tilework.server.metrics.requests import RequestMetrics
 from tilework.server.metrics.works import WorkMetrics
 from tilework.server.schema.answers import Unready
 from tilework.sets.window import UseWindow
-from tilework.store.disk import Disk
-from tilework.store.results import ResultStore
 
 
 class Metrics(Observer):
-    """Observes the engine, once `Engine.observe` has it. No metric is counted by tenant.
+    """Observes the engine. No metric is counted by tenant.
 
-    `use` is the recent use of devices, for other sets (see `server.sets`). `unready` returns why no call is taken, and
-    `disk` is that of the durable directory.
+    `use` is the recent use of devices, for other sets (see `server.sets`).
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        store: ResultStore,
-        use: UseWindow,
-        unready: Callable[[], Unready | None] = lambda: None,
-        disk: Disk | None = None,
-    ) -> None:
+    def __init__(self, use: UseWindow) -> None:
         meters = Meters()
         sizes = Names()
         self._use = use
         self._registry = meters.registry
-        self._registry.register(Levels(engine, store, unready, disk))
         self._requests = RequestMetrics(meters, sizes)
         self._works = WorkMetrics(meters, sizes)
         self._invalid = meters.counter(families.INVALID_CALLS)
@@ -64,8 +50,12 @@ class Metrics(Observer):
         self._decision = meters.histogram(families.DECISION_SECONDS)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' format. The engine must have started."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self._registry)
+
+    def register(self, levels: Levels) -> None:
+        """Show these levels, too."""
+        self._registry.register(levels)
 
     # For the server.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilework.core.time import NS_PER_S
 from tilework.cost.table_file import table_json
-from tilework.server.engine_protocol import Engine
+from tilework.runtime.engine import Engine
 from tilework.server.planning.recent import RecentTraffic, TrafficLines
 
 KEPT_NS = 300 * NS_PER_S
@@ -89,7 +89,7 @@ class CapacityPlanner:
         traffic = self.recent.traffic()
         if traffic.num_due < LEAST_DUE:
             raise TooLittleTraffic(traffic.num_due)
-        num_devices = max(1, self.engine.health().num_devices)
+        num_devices = max(1, self.engine.status.health().num_devices)
         self._job = PlanJob(target=target, traffic=traffic, num_devices=num_devices)
         self._task = asyncio.get_running_loop().create_task(self._run(self._job))
         return self._job
@@ -114,7 +114,7 @@ class CapacityPlanner:
         with TemporaryDirectory(prefix="tilework-plan-") as name:
             folder = Path(name)
             (folder / REQUESTS).write_text(job.traffic.lines, encoding="utf-8")
-            (folder / COSTS).write_text(json.dumps(table_json(self.engine.cost_table())), encoding="utf-8")
+            (folder / COSTS).write_text(json.dumps(table_json(self.engine.status.cost_table())), encoding="utf-8")
             process = await asyncio.create_subprocess_exec(
                 *command_of(folder, job, self.engine.policy), stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE
             )
