@@ -18,7 +18,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.policy import JobView
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
-from tilework.core.work import Group, Preload, Start
+from tilework.core.work import Group, LoadAhead, Start
 from tilework.cost.demand import usable_degree
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
@@ -138,13 +138,13 @@ class ReservationGuard:
         self.counts.stops_vetoed += blocks is None
         return blocks
 
-    def review_preload(
-        self, preload: Preload, view: Reserves, costs: TableCosts, now_ns: int
+    def review_load(
+        self, load: LoadAhead, view: Reserves, costs: TableCosts, now_ns: int
     ) -> Mapping[int, Block] | None:
         """Return the reservations that change with a load ahead of need, by job id; None if it endangers a promise."""
         if self._known is None:
             return {}
-        return self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).plus_preload(preload))
+        return self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).plus_load(load))
 
     def review_measurement(
         self, asked: MeasurementAsked, devices: Group, view: Reserves, costs: TableCosts, now_ns: int

@@ -15,7 +15,7 @@ from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.policy import DeviceView, JobView
-from tilework.core.work import Group, Preload, Start
+from tilework.core.work import Group, LoadAhead, Start
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.buddy_allocator import nodes
 
@@ -75,11 +75,11 @@ class WhatIf:
             after._lose_components({device_id for start in starts for device_id in start.devices}, groups)
         return after
 
-    def plus_preload(self, preload: Preload) -> WhatIf:
+    def plus_load(self, load: LoadAhead) -> WhatIf:
         """Return the state after a load ahead of need, from the slowest source."""
         after = self._copy()
-        device_id = preload.device_id
-        after.free_ns[device_id] += after._load(device_id, preload.stage, preload.drop_order.device)
+        device_id = load.device_id
+        after.free_ns[device_id] += after._load(device_id, load.stage, load.drop_order.device)
         after._lose_components({device_id}, ())
         return after
 

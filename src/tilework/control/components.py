@@ -11,7 +11,7 @@ from tilework.core.actions import Action, DropComponents, LoadComponents, ReadCo
 from tilework.core.component import HOST_SOURCES, Component, DropOrder, LoadSource, Memory, num_bytes
 from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.work import Preload, ReadAhead, Start
+from tilework.core.work import LoadAhead, ReadAhead, Start
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.loads import at_node
@@ -97,14 +97,14 @@ class Components:
                 actions += self._change(device, start.stage, work_id, start.drop_order, beside_bytes)
         return actions
 
-    def preload(self, preload: Preload) -> Sequence[Action]:
+    def load_ahead(self, load: LoadAhead) -> Sequence[Action]:
         """Load ahead of need onto an idle device."""
-        device = self._tracker.device(preload.device_id)
+        device = self._tracker.device(load.device_id)
         assert device is not None
         assert not device.works
         assert not device.is_loading
-        assert self._costs.pools.serves(device.device_id, preload.stage.pipeline)
-        return self._change(device, preload.stage, NO_WORK, preload.drop_order)
+        assert self._costs.pools.serves(device.device_id, load.stage.pipeline)
+        return self._change(device, load.stage, NO_WORK, load.drop_order)
 
     def read_ahead(self, read: ReadAhead, now_ns: int) -> Sequence[Action]:
         """Let the host of a node read those of a stage's components that neither it nor a device of the node has."""

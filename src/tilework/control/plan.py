@@ -16,7 +16,7 @@ from tilework.core.actions import Action, DropState, DropToBestEffort, HoldBack,
 from tilework.core.block import Block
 from tilework.core.policy import Policy
 from tilework.core.request import Status
-from tilework.core.work import Group, Plan, Preload, Start
+from tilework.core.work import Group, LoadAhead, Plan, Start
 from tilework.cost.table_costs import TableCosts
 
 _MOST_PLANS = 3  # Plans for one event.
@@ -83,7 +83,7 @@ class Planner:
             actions += [action for start in forced for action in self._start(start)]
             self._keep(self._tracker.jobs[job_id] for start in forced for job_id in start.job_ids)
             if not forced:
-                actions += self._preload(plan.preloads, now_ns)
+                actions += self._load_ahead(plan.loads, now_ns)
                 actions += [one for read in plan.reads for one in self._components.read_ahead(read, now_ns)]
                 break
         actions += self._measure(now_ns)
@@ -109,16 +109,16 @@ class Planner:
             self._tracker.reserve_all(review.blocks)
         return actions
 
-    def _preload(self, preloads: Sequence[Preload], now_ns: int) -> list[Action]:
+    def _load_ahead(self, loads: Sequence[LoadAhead], now_ns: int) -> list[Action]:
         """Begin loads ahead of need on devices that are idle, except where that endangers a promise."""
         actions: list[Action] = []
-        for preload in preloads:
-            device = self._tracker.device(preload.device_id)
+        for load in loads:
+            device = self._tracker.device(load.device_id)
             if device is None or device.works or device.is_loading:
                 continue
-            blocks = self._guard.review_preload(preload, self._tracker, self._costs, now_ns)
+            blocks = self._guard.review_load(load, self._tracker, self._costs, now_ns)
             if blocks is not None:
-                actions += self._components.preload(preload)
+                actions += self._components.load_ahead(load)
                 self._tracker.reserve_all(blocks)
         if actions:
             self._update_proof(now_ns)

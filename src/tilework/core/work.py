@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preload:
+class LoadAhead:
     """A load ahead of need: an idle device loads the components of a stage that it lacks, and no job waits for it.
 
     A work that is started on the device meanwhile waits for the load only if it needs these components; else the load
@@ -129,12 +129,12 @@ class Plan:
     `placement` is the stages that devices are for from now on, if that has changed. It is recorded, and has no effect:
     starts follow it.
 
-    `preloads` are done after the starts, on devices that are idle then. `reads` begin last, on hosts that do not read
+    `loads` are done after the starts, on devices that are idle then. `reads` begin last, on hosts that do not read
     ahead already.
     """
 
     starts: tuple[Start, ...] = ()
-    preloads: tuple[Preload, ...] = ()
+    loads: tuple[LoadAhead, ...] = ()
     reads: tuple[ReadAhead, ...] = ()
     stops: tuple[int, ...] = ()
     dropped_to_best_effort: tuple[tuple[int, str], ...] = ()

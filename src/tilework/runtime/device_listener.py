@@ -42,7 +42,7 @@ class DeviceListener(NodesListener):
         is_slot = device_id >= self.executor.num_devices
         kind = DeviceKind.CPU if is_slot else DeviceKind.ACCELERATOR
         room = None if is_slot else self.executor.weights_bytes
-        read = tuple(component.digest for component in self.controller.costs.weights.all_components)  # When it started.
+        read = tuple(component.digest for component in self.controller.costs.weights.all)  # When it started.
         there = () if room is not None else read
         self.control.handle(DeviceJoined(device_id, self.executor.node(device_id), kind, there, room, read))
 

@@ -16,7 +16,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Start
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead.residency import ComponentRates, Eviction, Preloading
+from tilework.policy.lookahead.residency import ComponentRates, Eviction, LoadingAhead
 
 TABLE = shipped("gentd26")
 FORGETFUL = replace(TABLE, host_bytes=0)
@@ -187,10 +187,10 @@ def test_a_start_that_loads_nothing_stays_as_it_is() -> None:
 def test_a_node_does_one_load_ahead_at_a_time() -> None:
     view = View([(A,), ()], (A,))
     devices, now = view.devices, eviction(view, rates(*(wanted(1, 5.0 * index) for index in range(40))), 200.0)
-    (preload,) = Preloading().best(now, devices, devices[1:])
-    assert (preload.device_id, COSTS.weights.components(preload.stage)) == (1, (A,))
+    (load,) = LoadingAhead().best(now, devices, devices[1:])
+    assert (load.device_id, COSTS.weights.components(load.stage)) == (1, (A,))
     devices[0].is_loading = True
-    assert not Preloading().best(now, devices, devices[1:])
+    assert not LoadingAhead().best(now, devices, devices[1:])
 
 
 def test_a_popular_checkpoint_outlasts_one_that_was_used_after_it() -> None:

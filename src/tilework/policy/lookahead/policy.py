@@ -16,14 +16,14 @@ from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Plan, Preload, ReadAhead, Start
+from tilework.core.work import LoadAhead, Plan, ReadAhead, Start
 from tilework.policy.lookahead.arrivals import Rationing, TightClasses
 from tilework.policy.lookahead.dispatch import Dispatch
 from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.request_costs import RequestCosts
-from tilework.policy.lookahead.residency import ComponentRates, Eviction, Preloading, Reading
+from tilework.policy.lookahead.residency import ComponentRates, Eviction, LoadingAhead, Reading
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.order import DeadlinePolicy
@@ -54,7 +54,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _alone_ns: ByClass[RequestClass, int] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
     _tight: dict[Within, TightClasses] = field(default_factory=dict, init=False)
     _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
-    _preloading: Preloading = field(default_factory=Preloading, init=False)
+    _loading: LoadingAhead = field(default_factory=LoadingAhead, init=False)
     _reading: Reading = field(default_factory=Reading, init=False)
     _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
     _decided: dict[int, bool] = field(default_factory=dict, init=False)  # True for a job that is to be on time.
@@ -94,7 +94,7 @@ class LookaheadPolicy(DeadlinePolicy):
     def forget(self, pipeline: str, costs: CostModel) -> None:
         DeadlinePolicy.forget(self, pipeline, costs)  # Dataclasses with slots know no super().
         self._rates.forget(pipeline, costs)
-        self._preloading, self._reading = Preloading(), Reading()  # They know the latest holdings in which none paid.
+        self._loading, self._reading = LoadingAhead(), Reading()  # They know the latest holdings in which none paid.
         self._alone_ns.forget(pipeline)
         self._request_costs.forget(pipeline)
         for tight in self._tight.values():
@@ -128,7 +128,7 @@ class LookaheadPolicy(DeadlinePolicy):
         assignment.choose()
         starts: list[Start] = []
         stops: list[int] = []
-        preloads: list[Preload] = []
+        loads: list[LoadAhead] = []
         started: set[int] = set()
         eviction = Eviction(self._rates, view, costs, now_ns)
         changed = sorted(table.changed)
@@ -139,7 +139,7 @@ class LookaheadPolicy(DeadlinePolicy):
             starts += dispatch.starts
             stops += dispatch.stops
             if view.needs_loads:
-                preloads += self._preloading.best(eviction, table.by_node[number], dispatch.left)
+                loads += self._loading.best(eviction, table.by_node[number], dispatch.left)
                 started.update(job_id for start in dispatch.starts for job_id in start.job_ids)
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
@@ -148,7 +148,7 @@ class LookaheadPolicy(DeadlinePolicy):
             starts = eviction.ordered(starts)
         return Plan(
             starts=tuple(starts),
-            preloads=tuple(preloads),
+            loads=tuple(loads),
             reads=tuple(reads),
             stops=tuple(stops),
             wake_ns=table.wake_ns(),

@@ -4,7 +4,7 @@ Theory of operation. A request *misses* what its device lacks. The expected time
 how often it is asked for (`ComponentRates`) x the time of a load from its host, or else from the disk, x a factor for
 each device that has it: a request may go there, unless that device is busy. `Eviction` drops what raises this *miss
 time* least per byte of room, on the device and on its host. What is certain to be needed goes last: what the jobs that
-run or begin on the device still need, and what reservations on it count on. `Preloading` and `Reading` load and read
+run or begin on the device still need, and what reservations on it count on. `LoadingAhead` and `Reading` load and read
 what lowers the miss time most."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilework.core.policy import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.core.weights import WeightCosts
-from tilework.core.work import Group, Preload, ReadAhead, Start
+from tilework.core.work import Group, LoadAhead, ReadAhead, Start
 from tilework.policy.toolkit.loads import at_node
 
 RECENT_NS, USUAL_NS = 180 * NS_PER_S, 3600 * NS_PER_S
@@ -231,7 +231,7 @@ _State = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class Preloading:
+class LoadingAhead:
     """Chooses loads ahead of need, one at a time on a node or pool, of what its host has (`Reading`).
 
     A load pays if it lowers the expected time of misses (`Eviction`) by more than it takes itself, within minutes. What
@@ -245,7 +245,7 @@ class Preloading:
 
     _refused: dict[int, _State] = field(default_factory=dict)  # The latest state in which no load paid, by pool.
 
-    def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> list[Preload]:
+    def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> list[LoadAhead]:
         """Return the load that saves most for its time, on one of the idle devices of a node; none if none pays.
 
         It is computed again when a request has come, other devices are idle, or devices have other components.
@@ -282,7 +282,7 @@ def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[St
     return sorted(rarest, key=lambda stage: -rarest[stage])
 
 
-def _loads(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, Preload | None]]:
+def _loads(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, LoadAhead | None]]:
     """Yield loads of a device, each with what it saves within its payback time, over the time that it takes."""
     weights = eviction.costs.weights
     before = eviction.holdings(device.node)
@@ -301,7 +301,7 @@ def _loads(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> It
             saved = _LOAD_PAYBACK_S * saved_ns / load_ns
             if device.memory.has_room(wanted):
                 saved = max(saved, _SOON_S * eviction.rates.per_s(wanted[0], eviction.now_ns) / num_devices)
-            yield saved, Preload(device_id=device.device_id, stage=stage, drop_order=order)
+            yield saved, LoadAhead(device_id=device.device_id, stage=stage, drop_order=order)
 
 
 _READ_PAYBACK_S = 300.0  # A read for no request must save more time than it takes within this time.
@@ -313,7 +313,7 @@ class Reading:
 
     A job that waits while all devices work is read for at once, so that its device loads from the host's memory. Jobs
     are tried in order of urgency; what an earlier one needs is not forgotten for a later one. If all have what they
-    need, a read pays by the rule of `Preloading`.
+    need, a read pays by the rule of `LoadingAhead`.
     """
 
     _refused: dict[int, _State] = field(default_factory=dict)  # The latest state in which no read paid, by node.

@@ -19,7 +19,7 @@ from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Sub
 from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Plan, Preload
+from tilework.core.work import LoadAhead, Plan
 from tilework.cost.table import CostTable
 from tilework.policy import registry
 from tilework.sim.config import SimConfig
@@ -37,7 +37,7 @@ def weights(**speeds: float) -> CostTable:
 
 def ahead(stage: str, device_id: int = 0, order: DropOrder | None = None) -> Plan:
     return Plan(
-        preloads=(Preload(device_id=device_id, stage=stage_of(PIPELINE, stage), drop_order=order or DropOrder()),)
+        loads=(LoadAhead(device_id=device_id, stage=stage_of(PIPELINE, stage), drop_order=order or DropOrder()),)
     )
 
 
@@ -81,7 +81,7 @@ def test_what_it_drops_goes_by_the_order_of_the_plan(scripted: Callable[..., Con
         control = scripted(ahead(DIFFUSE), ahead(DECODE), plan)
         control.handle(Woke(), 0)
         control.handle(ComponentsLoaded(1, 0, 1), 0)
-        expected = WhatIf.now(control.tracker, control.costs, 0).plus_preload(plan.preloads[0])
+        expected = WhatIf.now(control.tracker, control.costs, 0).plus_load(plan.loads[0])
         actions = control.handle(ComponentsLoaded(2, 0, 1), 0)
         assert [one.components for one in only(DropComponents, actions)] == [dropped]
         assert expected.memory(0) == control.tracker.devices[0].memory, "the guard counts on the same"
@@ -162,15 +162,15 @@ class Eager(Idle):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         stages = [stage_of("other", DIFFUSE), stage_of(PIPELINE, DIFFUSE)]
-        preloads = [
-            Preload(device_id=device.device_id, stage=stage)
+        loads = [
+            LoadAhead(device_id=device.device_id, stage=stage)
             for device in view.devices
             if not device.works and not device.is_loading and self.num_left > 0
             for stage in stages
             if not device.memory.has(costs.weights.components(stage))
         ]
-        self.num_left -= len(preloads)
-        return Plan(preloads=tuple(preloads))
+        self.num_left -= len(loads)
+        return Plan(loads=tuple(loads))
 
 
 def broken_promises(seeds: range) -> tuple[int, int]:
@@ -196,7 +196,7 @@ def broken_promises(seeds: range) -> tuple[int, int]:
 def test_loads_ahead_of_need_break_no_promise(*, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._GIVEN, "eager", Eager)
     if not is_guarded:
-        monkeypatch.setattr(ReservationGuard, "review_preload", lambda *_: {})
+        monkeypatch.setattr(ReservationGuard, "review_load", lambda *_: {})
     kept, broken = broken_promises(range(3))
     assert kept > 20 or not is_guarded
     assert bool(broken) is not is_guarded
