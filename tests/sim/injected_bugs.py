@@ -27,6 +27,7 @@ from tilework.core.graph.stage import Stage
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
+from tilework.cost.weights import TableWeights
 from tilework.policy.toolkit.order import DeadlineOrder
 from tilework.sim.workers import Workers
 
@@ -159,8 +160,8 @@ def mix_sizes_with_loras(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_no_lora(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TableCosts.components
-    monkeypatch.setattr(TableCosts, "components", lambda self, stage: real(self, replace(stage, loras=())))
+    real = TableWeights.components
+    monkeypatch.setattr(TableWeights, "components", lambda self, stage: real(self, replace(stage, loras=())))
 
 
 def load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
