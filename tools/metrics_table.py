@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilework.server.metrics.families import FAMILIES, OPEN_LABELS, Family, Label
+from tilework.server.metrics.families import FAMILIES, OPEN_LABELS, Label, MetricFamily
 
 
 def tables() -> Iterator[str]:
@@ -15,7 +15,7 @@ def tables() -> Iterator[str]:
     yield from map(_row, FAMILIES)
 
 
-def _row(family: Family) -> str:
+def _row(family: MetricFamily) -> str:
     labels = ", ".join(map(_label, family.labels))
     return f"| `{family.name}` | {family.kind} | {labels} | {family.text} |".replace("|  |", "| |")
 

@@ -20,7 +20,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.staged import StagedPipeline
-from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
+from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, BatchMember
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.runtime.models.costs import random_batches
@@ -93,7 +93,7 @@ class BatchChooser:
             guided=spec.guidance_scale > 1 or not info.two_passes,
         )
 
-    def _member(self, index: int, state: LatentState) -> Member:
+    def _member(self, index: int, state: LatentState) -> BatchMember:
         request = self._request(index, state)
         job = Job(
             job_id=index,
@@ -115,4 +115,4 @@ class BatchChooser:
             tail_ns=float(known.last_ns),
             shares=known.shares,
         )
-        return Member(job, forecast, forecast.head_ns, request.steps, forecast.tail_ns)
+        return BatchMember(job, forecast, forecast.head_ns, request.steps, forecast.tail_ns)

@@ -14,7 +14,7 @@ from suite.server import serving_simulated, tilework_json
 from tilework.client.bench import BenchConfig, make_workload
 from tilework.client.drive import drive
 from tilework.client.mix import parse_slo, with_slo
-from tilework.client.record import Ending, Record
+from tilework.client.record import CallEnd, Record
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.cost.table import CostTable
@@ -115,7 +115,7 @@ def run(
     log, requests = folder / "events.jsonl", folder / "requests.jsonl"
     with serving_simulated(devices, table, policy, log) as server:
         records = asyncio.run(drive(server.url, workload, keep_files=False))
-    if failed := [record for record in records if record.status is not Ending.DONE]:
+    if failed := [record for record in records if record.status is not CallEnd.DONE]:
         raise CaseFailed(f"{policy}: {len(failed)} requests failed; the first: {failed[0].detail}")
     write_workload(requests, workload)
     on_log = tilework_json(["simulate", "--log", str(log)])

@@ -9,7 +9,7 @@ from builders import request
 from tilework.core.request import Request, Status
 from tilework.core.time import ns_from_s
 from tilework.sim.runs import Run
-from tilework.sim.trace import Ending, Trace
+from tilework.sim.trace import Trace, TraceEnding
 from tilework.sim.workloads.cells import Cell
 from tilework_lab.compare.figures import figures_of
 from tilework_lab.compare.records import BoundFigures, Record
@@ -17,11 +17,11 @@ from tilework_lab.compare.summary import CellSummary, summary_of
 from tilework_lab.workloads.tetriserve import TetriServe
 
 
-def ended(asked: Request, finish_s: float, status: Status = Status.DONE) -> Ending:
-    return Ending(request=asked, status=status, finish_ns=ns_from_s(finish_s), job_id=0, eta_ns=None, reason="")
+def ended(asked: Request, finish_s: float, status: Status = Status.DONE) -> TraceEnding:
+    return TraceEnding(request=asked, status=status, finish_ns=ns_from_s(finish_s), job_id=0, eta_ns=None, reason="")
 
 
-def trace(*endings: Ending, runs: tuple[Run, ...] = (), num_events: int = 0) -> Trace:
+def trace(*endings: TraceEnding, runs: tuple[Run, ...] = (), num_events: int = 0) -> Trace:
     return Trace(runs=runs, endings=endings, num_events=num_events)
 
 

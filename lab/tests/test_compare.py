@@ -25,7 +25,7 @@ from tilework.policy import registry
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run
 from tilework.sim.simulation import Simulation
-from tilework.sim.workloads.cells import Cell, Devices, cell_of
+from tilework.sim.workloads.cells import Cell, CellDevices, cell_of
 from tilework.sim.workloads.requests import BadRequests
 from tilework_lab.compare.figures import Figures, figures_of, jain, nearest_rank, preemptions
 from tilework_lab.compare.grid import chosen, grid
@@ -255,7 +255,7 @@ def test_a_switch_takes_the_configured_time(tmp_path: Path) -> None:
 
 
 def test_refusals_of_a_policy_of_its_own_are_part_of_a_comparison() -> None:
-    cell = cell_of("tetriserve,rpm=120,num=60", Devices())
+    cell = cell_of("tetriserve,rpm=120,num=60", CellDevices())
     unserved = {}
     for policy in ("onepiece", "onepiece-wo-reject"):
         result = run(Task(cell=cell, seed=0, policy=policy), Conditions()).result

@@ -8,7 +8,7 @@ import pytest
 from compared import summary
 
 from tilework.policy import registry
-from tilework.sim.workloads.cells import BadCell, Devices, cell_of
+from tilework.sim.workloads.cells import BadCell, CellDevices, cell_of
 from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework_lab.compare.grid import BATCHING, POLICIES, chosen, grid, patchedserve_grid
@@ -65,18 +65,18 @@ def test_sweeps_are_cells_that_differ_in_one_parameter() -> None:
 
 
 def test_a_text_names_a_workload_with_parameters() -> None:
-    cell = cell_of("tetriserve,rpm=18,scale=1.2,mix=skewed,num=40", Devices())
+    cell = cell_of("tetriserve,rpm=18,scale=1.2,mix=skewed,num=40", CellDevices())
     assert cell.workload == TetriServe(rate_per_s=0.3, scale=1.2, mix="skewed", num_requests=40)
     assert (cell.table, cell.num_devices) == ("flux1dev_h100_eager", 8)
-    other = cell_of("tetriserve", Devices(table="x.json", num_devices=3, devices_per_node=2))
+    other = cell_of("tetriserve", CellDevices(table="x.json", num_devices=3, devices_per_node=2))
     assert (other.table, other.num_devices, other.devices_per_node) == ("x.json", 3, 2)
-    assert cell_of("tetriserve", Devices(devices_per_node=2)).costs().devices_per_node == 2
+    assert cell_of("tetriserve", CellDevices(devices_per_node=2)).costs().devices_per_node == 2
 
 
 def test_a_cell_may_be_a_csv_file_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text("arrival_s,height,width,steps\n2,512,512,50\n1,512,512,50\n")
-    requests = cell_of(str(path), Devices(table="sdxl_h100")).requests(0)
+    requests = cell_of(str(path), CellDevices(table="sdxl_h100")).requests(0)
     assert [(one.id, one.arrival_s, one.pipeline) for one in requests] == [(1, 1.0, "sdxl"), (0, 2.0, "sdxl")]
 
 
@@ -95,7 +95,7 @@ def test_a_cell_may_be_a_csv_file_in_any_order(tmp_path: Path) -> None:
 )
 def test_a_text_that_names_nothing_is_refused(text: str, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        cell_of(text, Devices())
+        cell_of(text, CellDevices())
 
 
 def test_cells_of_the_grid_are_chosen_by_pattern() -> None:

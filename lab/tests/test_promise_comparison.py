@@ -14,7 +14,7 @@ from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import ns_from_s
 from tilework.cost.table import BadCostTable
 from tilework.cost.table_file import read_table
-from tilework.sim.trace import Ending
+from tilework.sim.trace import TraceEnding
 from tilework.sim.workloads.cells import Cell
 from tilework.sim.workloads.family import costs_of
 from tilework.sim.workloads.requests import asking, device_seconds
@@ -59,7 +59,7 @@ def test_a_share_of_the_requests_with_a_deadline_asks_and_the_others_are_best_ef
 def test_figures_of_a_run_by_hand() -> None:
     """Kept, refused, broken, best effort on time and late, and one without a deadline."""
 
-    def told(asked: Request, finish_s: float, eta_s: float) -> Ending:
+    def told(asked: Request, finish_s: float, eta_s: float) -> TraceEnding:
         return replace(ended(asked, finish_s), eta_ns=ns_from_s(eta_s))
 
     refused = replace(ended(promise("b", 0.0, slo_s=1.0), 0.0, Status.REJECTED), job_id=None)

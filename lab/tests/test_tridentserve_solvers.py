@@ -10,14 +10,14 @@ from builders import job
 from policy.published.tridentserve_runs import ED, EDC, FLUX, C, ask, by_declared, named, serve
 from tilework.core.request import Request
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.layout import Pool, PoolLayout
 from tilework.policy.published.tridentserve.program import PoolOption, shortest_first, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Way, Ways
 from tilework.policy.toolkit.tasks import TaskPrices, TaskReader
 from tilework_lab.policies.tridentserve_ilp import solve, value_of
 
 
-def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[Way, ...]:
+def ways_of(asked: Request, layout: PoolLayout, paper_times: bool = False) -> tuple[Way, ...]:
     costs, profiles = TableCosts(FLUX), Profiles()
     profiles.set_devices(FLUX.memory_bytes, (8, 8))
     task = TaskReader({}, costs, 8, 0).read(job(0, asked, done=costs.start(asked)))
@@ -44,12 +44,12 @@ def test_ways_are_computed_again_when_costs_have_learned_of_such_requests() -> N
     assert any(after.get((way.pool, way.degree), 0) > way.run_ns for way in before)
     assert of(other) is same
     assert ways.is_of(TWO_KINDS)
-    assert not ways.is_of(Layout.colocated({0: range(8)}))
+    assert not ways.is_of(PoolLayout.colocated({0: range(8)}))
     profiles.forget()
     assert not ways.is_of(TWO_KINDS), "what fits is asked for again"
 
 
-TWO_KINDS = Layout(
+TWO_KINDS = PoolLayout(
     {0: range(8), 1: range(8, 16)},
     {one: Pool("flux.1", EDC if one < 8 else ED if one < 14 else C) for one in range(16)},
 )
@@ -72,7 +72,7 @@ def test_the_papers_times_leave_out_what_is_elsewhere() -> None:
 
 def test_without_auxiliaries_a_type_is_no_way() -> None:
     pools = {one: Pool("flux.1", EDC if one < 8 else ED) for one in range(16)}
-    layout = Layout({0: range(8), 1: range(8, 16)}, pools)
+    layout = PoolLayout({0: range(8), 1: range(8, 16)}, pools)
     assert {way.pool.kind for way in ways_of(ask("a", 0.0, "2048x2048"), layout)} == {EDC}
     assert not ways_of(ask("a", 0.0, "4096x4096"), layout)
 

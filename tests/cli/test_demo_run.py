@@ -7,7 +7,7 @@ import io
 from PIL import Image
 
 from tilework.cli.commands.demo import different
-from tilework.client.record import Ending, Record
+from tilework.client.record import CallEnd, Record
 from tilework.formats.workload import WorkloadRequest
 
 
@@ -19,7 +19,7 @@ def picture(colour: str, level: int) -> bytes:
 
 def record(file: bytes | None, frames: int = 1) -> Record:
     request = WorkloadRequest(arrival_s=0.0, pipeline="shapes", height=8, width=8, steps=1, frames=frames)
-    return Record(index=0, request=request, arrival_s=0.0, status=Ending.DONE, latency_s=1.0, file=file)
+    return Record(index=0, request=request, arrival_s=0.0, status=CallEnd.DONE, latency_s=1.0, file=file)
 
 
 def test_results_are_compared_bit_for_bit() -> None:

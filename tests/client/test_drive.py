@@ -19,7 +19,7 @@ import clock
 from tilework.client import drive as pool
 from tilework.client.dialect import Dialect
 from tilework.client.drive import drive
-from tilework.client.record import Ending
+from tilework.client.record import CallEnd
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss
 from tilework.formats.workload import WorkloadRequest
@@ -117,7 +117,7 @@ def test_every_ending_is_distinguished(server):
     told = []
     workload = [request(f"{kind} 0", slo_s=5.0) for kind in kinds]
     records = asyncio.run(drive(server, workload, on_result=told.append))
-    endings = [Ending.DONE, Ending.DONE, Ending.REJECTED, Ending.FAILED, Ending.ERROR]
+    endings = [CallEnd.DONE, CallEnd.DONE, CallEnd.REJECTED, CallEnd.FAILED, CallEnd.ERROR]
     assert [record.status for record in records] == endings
     assert [record.timeline for record in records] == [TIMELINE, None, None, None, None]
     assert [record.file for record in records] == [b"png", b"png", None, None, None]
@@ -157,18 +157,18 @@ def test_the_client_sends_the_workload(server):
 def test_a_refusal_that_names_another_server_is_followed_so_many_times(server):
     workload = [request("elsewhere /accepts"), request("elsewhere /v1/images/generations"), request("elsewhere x://y")]
     records = asyncio.run(drive(server, workload, max_hops=2, api_key="secret"))
-    assert [record.status for record in records] == [Ending.DONE, Ending.REJECTED, Ending.ERROR]
+    assert [record.status for record in records] == [CallEnd.DONE, CallEnd.REJECTED, CallEnd.ERROR]
     assert [record.num_hops for record in records] == [1, 2, 0]
     assert records[0].file == b"elsewhere"
     assert [headers["authorization"] for _body, headers in seen] == ["Bearer secret"] * 6
     (record,) = asyncio.run(drive(server, workload[:1]))
-    assert (record.status, record.num_hops) == (Ending.REJECTED, 0)
+    assert (record.status, record.num_hops) == (CallEnd.REJECTED, 0)
 
 
 def test_clips_are_asked_for_as_files_and_their_timelines_after_them(server):
     workload = [request(f"{kind} 0", frames=17) for kind in ("draw", "plain", "refuse", "bare")]
     records = asyncio.run(drive(server, workload))
-    assert [record.status for record in records] == [Ending.DONE, Ending.DONE, Ending.REJECTED, Ending.ERROR]
+    assert [record.status for record in records] == [CallEnd.DONE, CallEnd.DONE, CallEnd.REJECTED, CallEnd.ERROR]
     assert [record.file for record in records] == [b"mp4", b"mp4", None, None]
     assert [record.timeline for record in records] == [TIMELINE, None, None, None]
     assert "holds no video, but application/json" in records[3].detail
@@ -181,7 +181,7 @@ def test_clips_are_asked_for_as_files_and_their_timelines_after_them(server):
         "num_inference_steps": 5,
     }
     (dropped,) = asyncio.run(drive(server, [request("draw 0", frames=17)], keep_files=False))
-    assert (dropped.status, dropped.file, dropped.timeline) == (Ending.DONE, None, TIMELINE)
+    assert (dropped.status, dropped.file, dropped.timeline) == (CallEnd.DONE, None, TIMELINE)
 
 
 def test_the_loop_is_open_and_arrivals_keep_their_times(server):
@@ -215,7 +215,7 @@ def test_latency_counts_from_the_planned_arrival(server):
         return await driving
 
     (record,) = clock.run(late)
-    assert record.status is Ending.DONE
+    assert record.status is CallEnd.DONE
     assert record.latency_s == pytest.approx(0.4)
     assert record.on_time is False
 
@@ -251,7 +251,7 @@ def test_a_connection_serves_one_request_after_the_other(server, monkeypatch):
         return await driving
 
     records = clock.run(one_by_one)
-    assert {record.status for record in records} == {Ending.DONE}
+    assert {record.status for record in records} == {CallEnd.DONE}
     assert len(ports) == 1
     ports.clear()
     held.add("draw held")
@@ -309,7 +309,7 @@ def test_a_request_costs_the_same_with_few_and_with_many_open_connections():
                 loop.advance(1.0)
                 await done.wait()
             may_go.set()
-            assert {record.status for record in await driving} == {Ending.DONE}
+            assert {record.status for record in await driving} == {CallEnd.DONE}
             server.close()
             return sum(one.callcount for one in profile.getstats())
 
@@ -332,20 +332,20 @@ def test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival(server):
         return await driving
 
     slow, fast, other = clock.run(scenario)
-    assert (slow.status, slow.cause, slow.on_time) == (Ending.ERROR, "timeout", False)
+    assert (slow.status, slow.cause, slow.on_time) == (CallEnd.ERROR, "timeout", False)
     assert "no answer within 0.5 s" in slow.detail
     assert slow.latency_s == pytest.approx(0.5)
-    assert fast.status is other.status is Ending.DONE
+    assert fast.status is other.status is CallEnd.DONE
 
 
 def test_pictures_are_dropped_on_request_and_urls_are_taken_where_they_were_asked_for(server):
     (record,) = asyncio.run(drive(server, [request("draw 0")], keep_files=False))
-    assert (record.status, record.file, record.timeline) == (Ending.DONE, None, TIMELINE)
+    assert (record.status, record.file, record.timeline) == (CallEnd.DONE, None, TIMELINE)
     (bare,) = asyncio.run(drive(server, [request("bare 0")], dialect=Dialect(response_format="url")))
-    assert (bare.status, bare.file) == (Ending.DONE, None)
+    assert (bare.status, bare.file) == (CallEnd.DONE, None)
     assert seen[-1][0]["response_format"] == "url"
     (none,) = asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(response_format="none")))
-    assert (none.status, none.file) == (Ending.DONE, b"png")
+    assert (none.status, none.file) == (CallEnd.DONE, b"png")
     assert "response_format" not in seen[-1][0]
 
 
@@ -370,7 +370,7 @@ def test_a_server_that_is_not_there_is_an_error_record():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     (record,) = asyncio.run(drive(f"http://127.0.0.1:{port}", [request("draw 0", slo_s=1.0)]))
-    assert record.status is Ending.ERROR
+    assert record.status is CallEnd.ERROR
     assert "ConnectError" in record.detail
     assert record.cause == "connection"
     assert record.on_time is False

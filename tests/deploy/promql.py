@@ -7,16 +7,16 @@ from typing import Any
 
 import promql_parser
 
-from tilework.server.metrics.families import FAMILIES, Family, Kind
+from tilework.server.metrics.families import FAMILIES, Kind, MetricFamily
 
 OF_PROMETHEUS = {"instance", "job"}
 """Labels that Prometheus adds."""
 _PARTS = ("lhs", "rhs", "expr", "args", "param", "vector_selector")
 
 
-def _series() -> dict[str, Family]:
+def _series() -> dict[str, MetricFamily]:
     """Each metric by the names of its series."""
-    found: dict[str, Family] = {}
+    found: dict[str, MetricFamily] = {}
     for one in FAMILIES:
         if one.kind is not Kind.HISTOGRAM:
             found[one.name] = one

@@ -21,7 +21,7 @@ from debian import has
 from live.nodes import TOKEN
 from tilework.cli.local_agents import session
 from tilework.client.drive import drive
-from tilework.client.record import Ending
+from tilework.client.record import CallEnd
 from tilework.formats.workload import WorkloadRequest
 from waiting import eventually
 
@@ -136,9 +136,9 @@ def test_sets_help_each_other_and_outlive_their_parts(tmp_path: Path) -> None:
         eventually(lambda: running.sets(full)["is_current"] and len(running.nodes(full, idle)) == 2)
 
         fill(running.urls[full])
-        assert ask(running.urls[full], max_hops=0).status is Ending.REJECTED
+        assert ask(running.urls[full], max_hops=0).status is CallEnd.REJECTED
         followed = ask(running.urls[full], max_hops=1)
-        assert (followed.status, followed.num_hops) == (Ending.DONE, 1), followed
+        assert (followed.status, followed.num_hops) == (CallEnd.DONE, 1), followed
 
         eventually(lambda: len(running.nodes(full, full)) == 2)
         came = next(one for one in running.nodes(full, full) if f"it gets 1 of {idle}" in one["why"])

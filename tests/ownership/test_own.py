@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tilework.comm.ring.errors import RingError
-from tilework.comm.ring.layout import Layout
-from tilework.comm.ring.node.place import Place
+from tilework.comm.ring.layout import RingLayout
+from tilework.comm.ring.node.place import RingPlace
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.ownership.own import NotOwn, make_own_file, make_own_folder
 from tilework.store.durable import DurableDirectory
@@ -140,15 +140,16 @@ def test_measured_costs_that_others_may_write_are_not_read(tmp_path: Path) -> No
 
 
 def test_a_ring_that_others_could_have_made_is_not_found(tmp_path: Path) -> None:
-    place = Place.make(Layout(slots=16, units=16), is_atomic=True, is_checked=False, directory=tmp_path / "ring")
+    layout = RingLayout(slots=16, units=16)
+    place = RingPlace.make(layout, is_atomic=True, is_checked=False, directory=tmp_path / "ring")
     place.close()
     (tmp_path / "ring").chmod(0o777)
     with pytest.raises(RingError, match=r"directory: .* has mode 0777"):
-        Place.find(tmp_path / "ring")
+        RingPlace.find(tmp_path / "ring")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty").chmod(0o777)
     with pytest.raises(RingError, match=r"directory: .* has mode 0777"):
-        Place.make(Layout(slots=16, units=16), is_atomic=True, is_checked=False, directory=tmp_path / "empty")
+        RingPlace.make(RingLayout(slots=16, units=16), is_atomic=True, is_checked=False, directory=tmp_path / "empty")
 
 
 @pytest.mark.parametrize(("command", "umask"), [("serve", 0o077), ("agent", 0o077), ("simulate", 0o022)])

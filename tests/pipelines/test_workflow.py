@@ -30,7 +30,7 @@ from tilework.pipelines.workflow.definition import Function
 from tilework.pipelines.workflow.family import describe_workflow, parts_of
 from tilework.pipelines.workflow.functions import LoadedFunction, StageFailed, StageRefused, require_picture
 from tilework.pipelines.workflow.parallels import Parallels
-from tilework.pipelines.workflow.parts import Part
+from tilework.pipelines.workflow.parts import WorkflowPart
 from tilework.pipelines.workflow.pictures import for_user, from_user, image_of, tensor_of
 from tilework.pipelines.workflow.source import read_workflow
 
@@ -191,7 +191,7 @@ def test_a_workflow_cannot_be_named_where_its_file_may_not_be_run() -> None:
 )
 def test_what_a_pipeline_does_not_take_is_named_when_it_is_loaded(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidWorkflow, match=message):
-        Part(tilework.Pipeline("x", **given), ModelInfo(**LIMITS), "", is_first=True)
+        WorkflowPart(tilework.Pipeline("x", **given), ModelInfo(**LIMITS), "", is_first=True)
 
 
 def test_a_stage_cannot_read_a_picture_that_requests_do_not_give() -> None:
@@ -273,7 +273,7 @@ def test_a_later_pipeline_gets_the_picture_before_it_and_makes_the_steps_that_it
         pictures=(PictureInput(name="image", required=True),),
     )
     pipeline = tilework.Pipeline("x", image="sketch", settings={"steps": 20, "strength": 0.5})
-    part = Part(pipeline, info, "second.", is_first=False)
+    part = WorkflowPart(pipeline, info, "second.", is_first=False)
     asked = tiny.spec(prompt="red", steps=7, seed=5)
     given = part.spec(replace(asked, arguments={"clip_skip": 1}), {"sketch": torch.zeros(4, 5, 3, dtype=torch.uint8)})
     assert (given.steps, given.whole_steps) == (10, 20), "the request's 7 are those of the first pipeline"
@@ -287,9 +287,9 @@ def test_a_later_pipeline_gets_the_picture_before_it_and_makes_the_steps_that_it
     ended = part.outer_values({"picture": 1, "any_seed": True})
     assert ended == {"picture": 1, "any_seed": True, LIVE: None}, "nothing of it stays alive"
     assert part.inner_values({"second.latents": 2, "latents": 3, LIVE: 4}) == {"latents": 2, LIVE: 4}
-    own = Part(tilework.Pipeline("x", image="sketch", settings={"strength": 0.5}), info, "", is_first=False)
+    own = WorkflowPart(tilework.Pipeline("x", image="sketch", settings={"strength": 0.5}), info, "", is_first=False)
     assert own.spec(asked, {}).steps == info.default_steps / 2
-    first = Part(tilework.Pipeline("x"), info, "", is_first=True)
+    first = WorkflowPart(tilework.Pipeline("x"), info, "", is_first=True)
     assert first.spec(asked, {}) == asked, "the first one takes all of the request"
 
 

@@ -16,7 +16,7 @@ from sets.test_registry import beside
 from tilework.sets.address import open_registry
 from tilework.sets.directory import Directory
 from tilework.sets.etcd import EtcdRegistry
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.registry import Guard, RegistryLost
 from waiting import until
 
@@ -79,7 +79,11 @@ def test_it_goes_on_when_a_member_is_killed(members: Etcd) -> None:
     async def test() -> None:
         async with registry(members) as one, registry(members) as two:
             value = b"1"
-            owner, directory, seen = Member(one, "sets/a", lambda _lease: value), Directory(two), list[dict[str, Any]]()
+            owner, directory, seen = (
+                KeyOwner(one, "sets/a", lambda _lease: value),
+                Directory(two),
+                list[dict[str, Any]](),
+            )
             directory._take = lambda entries: seen.append({key: one.value for key, one in entries.items()})  # type: ignore[method-assign]
             tasks = [asyncio.ensure_future(chore) for chore in (owner.run(), directory.follow())]
             try:
@@ -120,7 +124,7 @@ def test_an_etcd_that_is_stopped_is_noticed_and_followed_again(alone: Etcd) -> N
 
     async def test() -> None:
         async with registry(alone) as one:
-            owner, directory = Member(one, "sets/a", lambda _lease: b"1"), Directory(one)
+            owner, directory = KeyOwner(one, "sets/a", lambda _lease: b"1"), Directory(one)
             async with beside(owner.run(), directory.follow()):
                 await until(lambda: "sets/a" in directory.entries)
                 alone.suspend(0)
@@ -138,7 +142,7 @@ def test_an_etcd_that_was_wiped_begins_a_new_era(alone: Etcd) -> None:
     async def test() -> None:
         async with registry(alone) as one:
             values = iter(f"{number}".encode() for number in range(1_000_000))
-            owner, directory = Member(one, "sets/a", lambda _lease: next(values), beat_s=0.05), Directory(one)
+            owner, directory = KeyOwner(one, "sets/a", lambda _lease: next(values), beat_s=0.05), Directory(one)
             async with beside(owner.run(), directory.follow()):
                 await until(lambda: "sets/a" in directory.entries and directory.entries["sets/a"].changed > 20)
                 cluster = one._cluster

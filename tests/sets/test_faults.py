@@ -18,7 +18,7 @@ from sets.unsteady import Shared, Unsteady
 from tilework.sets.directory import Directory
 from tilework.sets.leader import NodeManager
 from tilework.sets.local import LocalRegistry
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.records import LEADER, ROUTES, SETS, SetRecord, encoded
 from tilework.sets.registry import Entry
 from tilework.sets.routing import RoutedAgent
@@ -73,7 +73,7 @@ class Run:
         for name in self.sets:
             registry = self.registry()
             directory = Directory(registry)
-            server = Member(registry, SETS + name, lambda _lease, name=name: encoded(self.sets[name]), ttl_s=5)
+            server = KeyOwner(registry, SETS + name, lambda _lease, name=name: encoded(self.sets[name]), ttl_s=5)
             chores += [server.run(), directory.follow(), NodeManager(registry, directory, name, RULE).run()]
         agents = [self.agent(f"node {index}") for index in range(NUM_AGENTS)]
         async with beside(*chores, *(one.run(ends) for one in agents)):

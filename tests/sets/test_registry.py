@@ -18,7 +18,7 @@ from tilework.sets.address import open_registry
 from tilework.sets.directory import Directory
 from tilework.sets.leader import STEADY_S, NodeManager
 from tilework.sets.local import LocalRegistry
-from tilework.sets.member import TTL_S, Member
+from tilework.sets.member import TTL_S, KeyOwner
 from tilework.sets.records import AGENTS, LEADER, ROUTES, SETS, AgentRecord, Route, SetRecord, decoded, encoded
 from tilework.sets.registry import BadRegistry, Guard, RegistryLost
 from tilework.sets.routing import RoutedAgent, Serve
@@ -44,8 +44,8 @@ async def passes(loop: ManualLoop, seconds: float, step_s: float = 0.25) -> None
         await loop.until_idle()
 
 
-def keep(registry: LocalRegistry, name: str, record: SetRecord) -> Member:
-    return Member(registry, SETS + name, lambda _lease: encoded(record))
+def keep(registry: LocalRegistry, name: str, record: SetRecord) -> KeyOwner:
+    return KeyOwner(registry, SETS + name, lambda _lease: encoded(record))
 
 
 def test_a_record_ends_with_its_owner() -> None:
@@ -67,7 +67,7 @@ def test_a_name_that_is_taken_is_taken_over_when_its_owner_has_died(caplog: pyte
         registry = LocalRegistry()
         lease = await registry.grant(TTL_S)  # Of one that died: it is never renewed.
         assert await registry.create("sets/a", b"other", lease)
-        member = Member(registry, "sets/a", lambda _lease: b"mine", taken="a is taken")
+        member = KeyOwner(registry, "sets/a", lambda _lease: b"mine", taken="a is taken")
         async with beside(member.run()):
             await passes(loop, TTL_S - 0.5)
             assert member.created is None
@@ -109,7 +109,7 @@ class Cut(LocalRegistry):
 def test_a_member_returns_when_the_registry_does() -> None:
     async def scenario(loop: ManualLoop) -> None:
         registry = Cut()
-        member = Member(registry, "sets/a", lambda _lease: b"")
+        member = KeyOwner(registry, "sets/a", lambda _lease: b"")
         async with beside(member.run()):
             await loop.until(lambda: member.created)
             registry.is_lost = True
@@ -166,7 +166,7 @@ def test_a_leader_that_was_replaced_moves_nothing() -> None:
     async def scenario(loop: ManualLoop) -> None:
         registry = LocalRegistry()
         old_copy, copy = Directory(registry), Directory(registry)
-        agent = Member(registry, f"{AGENTS}x", lambda lease: encoded(AgentRecord(lease=lease, set=None)))
+        agent = KeyOwner(registry, f"{AGENTS}x", lambda lease: encoded(AgentRecord(lease=lease, set=None)))
         first = NodeManager(registry, old_copy, "a", RULE)
         async with beside(copy.follow(), agent.run()):
             async with beside(old_copy.follow(), first.run()):
@@ -192,7 +192,7 @@ def test_a_leader_decides_nothing_until_its_copy_shows_that_it_leads() -> None:
         registry = LocalRegistry()
         copy = Directory(registry)
         manager, other = NodeManager(registry, copy, "a", RULE), Directory(registry)
-        agent = Member(registry, f"{AGENTS}x", lambda lease: encoded(AgentRecord(lease=lease, set=None)))
+        agent = KeyOwner(registry, f"{AGENTS}x", lambda lease: encoded(AgentRecord(lease=lease, set=None)))
         async with beside(other.follow(), agent.run(), keep(registry, "a", a_set()).run(), manager.run()):
             await loop.until(lambda: other.leader_epoch and other.agents and other.sets)
             copy._take(dict(registry._entries))
@@ -214,7 +214,7 @@ def test_one_change_in_a_window() -> None:
         busy = a_set(1.0, agents="a:1", measured_s=30.0, most_nodes=4)
         idle = a_set(0.0, agents="b:1", measured_s=30.0, most_nodes=4, least_nodes=3)
         sets = {"a": busy, "b": idle}
-        servers = [Member(registry, SETS + name, lambda _lease, name=name: encoded(sets[name])) for name in sets]
+        servers = [KeyOwner(registry, SETS + name, lambda _lease, name=name: encoded(sets[name])) for name in sets]
         manager = NodeManager(registry, copy, "a", RULE)
         async with beside(
             copy.follow(), manager.run(), *(one.run() for one in servers), *(one.run(ends) for one in nodes)
@@ -238,7 +238,7 @@ def test_a_node_goes_from_the_idle_set_to_the_busy_one() -> None:
         busy = a_set(1.0, agents="busy:1", measured_s=30.0)
         idle = a_set(0.0, agents="idle:1", measured_s=30.0, least_nodes=2)
         sets = {"a": busy, "b": idle}
-        servers = [Member(registry, SETS + name, lambda _lease, name=name: encoded(sets[name])) for name in sets]
+        servers = [KeyOwner(registry, SETS + name, lambda _lease, name=name: encoded(sets[name])) for name in sets]
         nodes = [RoutedAgent(registry, name, _goes(there[name])) for name in there]
         manager, ends = NodeManager(registry, directory, "a", RULE), asyncio.Event()
         async with beside(
@@ -271,7 +271,7 @@ def test_an_agent_with_the_name_of_another_one_is_told_so_and_serves_no_set(capl
     async def scenario(loop: ManualLoop) -> None:
         registry = LocalRegistry()
         directory, first, second = Directory(registry), list[str](), list[str]()
-        server = Member(registry, SETS + "a", lambda _lease: encoded(a_set(agents="a:1")))
+        server = KeyOwner(registry, SETS + "a", lambda _lease: encoded(a_set(agents="a:1")))
         manager, ends = NodeManager(registry, directory, "a", RULE), asyncio.Event()
         async with beside(
             directory.follow(), manager.run(), server.run(), RoutedAgent(registry, "x", _goes(first)).run(ends)

@@ -18,7 +18,7 @@ from sets.test_registry import RULE, beside, passes
 from sets.unsteady import Forgetful, Late, Shared, Unsteady
 from tilework.sets.directory import Directory
 from tilework.sets.leader import STEADY_S, NodeManager
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.records import LEADER, ROUTES, SETS, Route, SetRecord, encoded
 from tilework.sets.registry import Registry
 from tilework.sets.routing import RoutedAgent
@@ -71,7 +71,7 @@ class Rig:
             registry = self.reach(name)
             copy = Directory(registry)
             self.copies.append(copy)
-            server = Member(registry, SETS + name, lambda _lease, name=name: encoded(self.record(name)), ttl_s=5)
+            server = KeyOwner(registry, SETS + name, lambda _lease, name=name: encoded(self.record(name)), ttl_s=5)
             chores += [server.run(), copy.follow(), NodeManager(registry, copy, name, RULE).run()]
         async with beside(*chores, *(self.agent(name).run(ends) for name in PLACES)):
             await passes(loop, STEADY_S + 3.0)
@@ -258,7 +258,7 @@ def test_no_record_ends_because_answers_are_late(late_s: float) -> None:
     async def scenario(loop: ManualLoop) -> None:
         registry = Late(late_s)
         texts = iter(f"{number}".encode() for number in range(10_000))
-        server = Member(registry, "sets/a", lambda _lease: next(texts), ttl_s=5)
+        server = KeyOwner(registry, "sets/a", lambda _lease: next(texts), ttl_s=5)
         manager = NodeManager(registry, Directory(registry), "a", RULE)
         async with beside(server.run(), manager.run()):
             await passes(loop, 12.0)

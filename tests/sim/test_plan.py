@@ -20,12 +20,12 @@ from tilework.cost.table import CostTable
 from tilework.policy.placement.utilisation import proportional
 from tilework.sim.config import SimConfig
 from tilework.sim.plan.error import ComparedWith, PastRun, error_of_run, shipped_error
-from tilework.sim.plan.interval import BLOCKS, Block, Decided, Judge, num_to_show, share_of
+from tilework.sim.plan.interval import BLOCKS, Decided, DueBlock, Judge, num_to_show, share_of
 from tilework.sim.plan.mix import cheapest
 from tilework.sim.plan.search import Sized, Sizing, Verdict, fewest_devices, more_points, numbers_of
 from tilework.sim.plan.stages import NoStages, stage_plan
 from tilework.sim.plan.traffic import Resampled, Size, Traffic, WhatIf, sample_of, size_of
-from tilework.sim.plan.trial import Outcome, Question, Trial, trials_of, tried
+from tilework.sim.plan.trial import Question, Trial, TrialOutcome, trials_of, tried
 from tilework.sim.simulation import Simulation
 from tilework_lab.compare.figures import figures_of
 
@@ -37,13 +37,13 @@ RESULT = re.compile(r"^\| tilework, all \| ([\d.]+)% \| [\d.]+% \| ([\d.]+)% \|"
 
 
 def test_independent_requests_have_wilsons_interval() -> None:
-    share = share_of([Block(100, 90)])
+    share = share_of([DueBlock(100, 90)])
     assert (share.value, share.num_due) == (0.9, 100)
     assert (share.low, share.high) == pytest.approx((0.8256, 0.9448), abs=1e-4)  # Published for 90 of 100.
 
 
 def test_all_on_time_still_has_a_width() -> None:
-    share = share_of([Block(20, 20)] * 10)
+    share = share_of([DueBlock(20, 20)] * 10)
     assert share.high == pytest.approx(1.0)
     assert 0.95 < share.low < 0.98
 
@@ -51,12 +51,12 @@ def test_all_on_time_still_has_a_width() -> None:
 def test_a_share_is_inside_its_interval_whatever_is_rounded() -> None:
     for num in range(1, 400):
         for num_on_time in (0, 1, num - 1, num):
-            share = share_of([Block(num, num_on_time)] * 3)
+            share = share_of([DueBlock(num, num_on_time)] * 3)
             assert share.low <= share.value <= share.high
 
 
 def test_misses_that_come_together_say_less() -> None:
-    spread, together = share_of([Block(20, 18)] * 10), share_of([*[Block(20, 20)] * 9, Block(20, 0)])
+    spread, together = share_of([DueBlock(20, 18)] * 10), share_of([*[DueBlock(20, 20)] * 9, DueBlock(20, 0)])
     assert spread.value == together.value == 0.9
     assert together.low < 0.7 < spread.low
     assert together.high > spread.high
@@ -83,7 +83,7 @@ def judged(requests: Sequence[Request], *ends: tuple[Finish, int], target: float
 def test_a_deadline_is_kept_until_it_has_passed() -> None:
     asked = [request("a", arrival_s=0, slo_s=1), request("b", arrival_s=0, slo_s=2), request("c", arrival_s=0)]
     judge = judged(asked, done("a", 1.0), done("b", 2.000000001), done("c", 9))
-    assert judge.blocks() == (Block(1, 1), Block(1, 0)), "one without a deadline is not counted"
+    assert judge.blocks() == (DueBlock(1, 1), DueBlock(1, 0)), "one without a deadline is not counted"
     assert judge.is_whole
 
 
@@ -101,7 +101,7 @@ def test_a_run_ends_with_the_last_request_and_not_with_its_deadline() -> None:
     with pytest.raises(Decided):
         judge(Woke(), (done("c", 2)[0],), 2 * NS_PER_S)
     assert judge.is_whole
-    assert judge.blocks() == (Block(1, 0), Block(1, 1), Block(1, 1))
+    assert judge.blocks() == (DueBlock(1, 0), DueBlock(1, 1), DueBlock(1, 1))
 
 
 def test_a_run_ends_when_the_target_is_far_out_of_reach() -> None:
@@ -170,10 +170,10 @@ def test_samples_are_windows_with_what_comes_before_and_after() -> None:
 # The search.
 
 
-def asked_of(share: Callable[[int, int], float], num: int = 400) -> Callable[[Sequence[Trial]], list[Outcome]]:
+def asked_of(share: Callable[[int, int], float], num: int = 400) -> Callable[[Sequence[Trial]], list[TrialOutcome]]:
     """Trials whose share on time is a function of devices and seed."""
 
-    def attempt(trials: Sequence[Trial]) -> list[Outcome]:
+    def attempt(trials: Sequence[Trial]) -> list[TrialOutcome]:
         tries.extend((trial.num_devices, trial.sample) for trial in trials)
         return [_outcome(share(trial.num_devices, trial.sample), num) for trial in trials]
 
@@ -182,11 +182,11 @@ def asked_of(share: Callable[[int, int], float], num: int = 400) -> Callable[[Se
     return attempt
 
 
-def _outcome(share: float, num: int) -> Outcome:
+def _outcome(share: float, num: int) -> TrialOutcome:
     each = num // BLOCKS
     left = round(share * num)
-    blocks = [Block(each, max(0, min(each, left // BLOCKS + (place < left % BLOCKS)))) for place in range(BLOCKS)]
-    return Outcome(blocks=tuple(blocks), is_whole=True, device_s={}, run_s=1.0)
+    blocks = [DueBlock(each, max(0, min(each, left // BLOCKS + (place < left % BLOCKS)))) for place in range(BLOCKS)]
+    return TrialOutcome(blocks=tuple(blocks), is_whole=True, device_s={}, run_s=1.0)
 
 
 REQUESTS = poisson(60, rate_per_s=4.0, seed=2, best_effort=0.0)
@@ -254,8 +254,8 @@ def test_a_number_that_more_samples_would_not_help_is_given_up() -> None:
 
 
 def test_the_interval_in_reach_is_that_of_more_requests_at_its_upper_end() -> None:
-    share = share_of([Block(40, 35), Block(40, 36)] * 5)
-    more = share_of([*[Block(40, 35), Block(40, 36)] * 5, *[Block(400, round(400 * share.high))] * 3])
+    share = share_of([DueBlock(40, 35), DueBlock(40, 36)] * 5)
+    more = share_of([*[DueBlock(40, 35), DueBlock(40, 36)] * 5, *[DueBlock(400, round(400 * share.high))] * 3])
     assert share.low_at_most(4) == pytest.approx(more.low, abs=0.004)
     assert share.low < share.low_at_most(4) < share.high
 
@@ -263,8 +263,8 @@ def test_the_interval_in_reach_is_that_of_more_requests_at_its_upper_end() -> No
 @pytest.mark.parametrize("target", [0.5, 0.9, 0.95, 0.999])
 def test_as_many_on_time_as_show_a_target_show_it(target: float) -> None:
     num = num_to_show(target)
-    assert share_of([Block(num, num)]).low >= target
-    assert share_of([Block(num - 1, num - 1)]).low < target
+    assert share_of([DueBlock(num, num)]).low >= target
+    assert share_of([DueBlock(num - 1, num - 1)]).low < target
 
 
 def test_a_search_begins_with_what_another_had_beyond_the_load() -> None:

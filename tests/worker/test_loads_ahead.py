@@ -12,7 +12,7 @@ from tilework.comm.groups import Groups
 from tilework.comm.messages import send_message
 from tilework.core.wire.commands import DropWeights, LoadWeights, StartOver
 from tilework.worker.models.loads_ahead import LoadsAhead
-from tilework.worker.process import _execute_all, _Link
+from tilework.worker.process import _execute_all, _PipeEnd
 
 RUN, OTHER_RUN = steps(1, ((1, 0),), 1), steps(2, ((1, 1),), 1)
 
@@ -55,7 +55,7 @@ def test_a_load_that_had_its_turn_does_not_begin_again() -> None:
 
 def test_a_process_takes_note_of_what_comes_and_of_what_has_had_its_turn() -> None:
     parent, child = socket.socketpair()
-    link, executed = _Link(child, partial(Groups, 0, "")), list[object]()
+    link, executed = _PipeEnd(child, partial(Groups, 0, "")), list[object]()
     drop, load, later = DropWeights(("a",)), LoadWeights(1, ("b",)), LoadWeights(2, ("c",))
     for command in (drop, load):
         send_message(parent, command)

@@ -30,7 +30,7 @@ from tilework.core.wire.reports import Ended, Ending, Loaded, LoadFailed, Progre
 from tilework.pipelines.errors import LibraryMissing
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker import hardware, process
-from tilework.worker.process import _Link, _side_stream, serve
+from tilework.worker.process import _PipeEnd, _side_stream, serve
 from tilework.worker.start.anew import begin_anew
 from waiting import PATIENCE_S
 
@@ -160,7 +160,7 @@ def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
             raise ValueError("as a tensor that is gone")
 
     ours, theirs = socket.socketpair()
-    link = _Link(theirs, partial(Groups, 0, ""))
+    link = _PipeEnd(theirs, partial(Groups, 0, ""))
     with pytest.raises(ValueError, match="as a tensor that is gone"):
         link.send(Unsendable())  # type: ignore[arg-type]
     assert link.queue.get(timeout=PATIENCE_S) == Quit()
@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
 
 def test_results_that_cannot_be_sent_end_the_process_with_a_reason() -> None:
     ours, theirs = socket.socketpair()
-    link = _Link(theirs, partial(Groups, 0, ""))
+    link = _PipeEnd(theirs, partial(Groups, 0, ""))
     link.fail(RuntimeError("no stream"))
     assert link.queue.get(timeout=PATIENCE_S) == Quit()
     assert list(receive_messages(ours)) == [LoadFailed("its results cannot be sent: RuntimeError: no stream")]

@@ -14,7 +14,7 @@ from suite.server import serving
 from suite.stats import bootstrap, median, over_repeats
 from suite.stock_process import StockProcess, stock_process
 from tilework.client.drive import drive
-from tilework.client.record import Ending, Record
+from tilework.client.record import CallEnd, Record
 from tilework.formats.workload import WorkloadRequest
 
 MODEL = "shapes-motion"
@@ -78,7 +78,7 @@ class Clips:
         """All at once."""
         records = asyncio.run(drive(url, [self._request(seed) for seed in seeds]))
         for record in records:
-            if record.status is not Ending.DONE:
+            if record.status is not CallEnd.DONE:
                 raise CaseFailed(f"the server made no clip: {record.detail}")
         return records
 

@@ -15,7 +15,7 @@ from suite.server import serving_simulated, tilework_json
 from suite.simulated_devices import faster, with_files, write_table
 from suite.stats import extremes
 from tilework.client.drive import drive
-from tilework.client.record import Ending
+from tilework.client.record import CallEnd
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import least_device_ns
@@ -176,7 +176,7 @@ def _served(devices: int, table: Path, workload: Sequence[WorkloadRequest], log:
     log.unlink(missing_ok=True)
     with serving_simulated(devices, table, _POLICY, log) as server:
         records = asyncio.run(drive(server.url, workload, keep_files=False))
-    if failed := [record for record in records if record.status is not Ending.DONE]:
+    if failed := [record for record in records if record.status is not CallEnd.DONE]:
         raise CaseFailed(f"{len(failed)} requests failed; the first: {failed[0].detail}")
     share: float = summary(records)["attainment"]
     return share

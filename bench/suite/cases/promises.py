@@ -20,7 +20,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Ending
+from tilework.sim.trace import TraceEnding
 
 _BANDS = ((0.5, 1.0), (1.0, 2.0), (2.0, 3.0))
 
@@ -141,7 +141,7 @@ def _requests(case: Reservations, table: CostTable, load: float, only_promises: 
     return requests
 
 
-def _errors(endings: Sequence[Ending]) -> tuple[float, ...]:
+def _errors(endings: Sequence[TraceEnding]) -> tuple[float, ...]:
     return tuple(abs(one.finish_ns - one.eta_ns) / one.latency_ns for one in endings if one.eta_ns is not None)
 
 

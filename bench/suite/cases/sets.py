@@ -27,7 +27,7 @@ from tilework.policy.placement.utilisation import UtilisationRule
 from tilework.sets.address import open_registry
 from tilework.sets.directory import Directory
 from tilework.sets.leader import NodeManager
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.records import SETS, SetRecord, encoded
 
 _TABLE = "flux1dev_h100_eager"
@@ -118,7 +118,7 @@ class SetsOfServers:
         """Milliseconds of each refusal by round: of the server among others, and of the one that is alone."""
         own = open_registry(registry.address)
         record = encoded(SetRecord(url=_OTHER, models=("flux.1-dev",), is_open=True, devices_up=1))
-        other = Member(own, f"{SETS}other", lambda _lease: record)
+        other = KeyOwner(own, f"{SETS}other", lambda _lease: record)
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
         with ExitStack() as stack:
             registered = stack.enter_context(self._server({"set_name": "own", "registry": registry.address}))

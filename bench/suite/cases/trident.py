@@ -19,7 +19,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.published.tridentserve.bids import one_by_one, read_bids
-from tilework.policy.published.tridentserve.layout import Layout
+from tilework.policy.published.tridentserve.layout import PoolLayout
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import EVERYWHERE, PoolOption, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Ways
@@ -93,7 +93,8 @@ class Trident:
         tasks = self._tasks(table, count, rng)
         decision_ms, knapsack_ms = [], []
         options: Sequence[Sequence[PoolOption]] = ()
-        layout, profiles, costs = Layout.colocated({0: range(table.devices_per_node)}), Profiles(), TableCosts(table)
+        layout = PoolLayout.colocated({0: range(table.devices_per_node)})
+        profiles, costs = Profiles(), TableCosts(table)
         widest, capacities = {EVERYWHERE: table.devices_per_node}, {EVERYWHERE: size}
         with rare_collections():
             for _ in range(self.decisions):

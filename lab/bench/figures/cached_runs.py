@@ -15,7 +15,7 @@ from tilework.report.panels import Curve, CurvePanel
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Observe, Simulation, without_collections
 from tilework.sim.trace import Trace
-from tilework.sim.workloads.cells import Cell, Devices, cell_of
+from tilework.sim.workloads.cells import Cell, CellDevices, cell_of
 from tilework.sim.workloads.requests import to_requests
 from tilework_lab.compare.figures import Figures
 from tilework_lab.compare.records import Records, key_of
@@ -52,7 +52,7 @@ class CachedRuns:
     def cell(self, text: str, num_devices: int | None = None) -> Cell:
         """Return the cell of `NAME,key=value...`, as for `tilework compare --workload`."""
         count = "" if self.num_requests is None else f",num={self.num_requests}"
-        return cell_of(text + count, Devices(num_devices=num_devices))
+        return cell_of(text + count, CellDevices(num_devices=num_devices))
 
     def points(self, sweep: Sequence[Point]) -> Sequence[Point]:
         """Return the first and the last of a sweep if it is to be brief, else all."""

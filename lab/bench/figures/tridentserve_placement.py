@@ -32,7 +32,7 @@ from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.report.panels import BarPanel, Curve, CurvePanel
-from tilework.sim.trace import Ending, Trace
+from tilework.sim.trace import Trace, TraceEnding
 from tilework.sim.workloads.cells import Cell
 from tilework.sim.workloads.requests import to_requests
 from tilework_lab.compare.figures import Figures, figures_of
@@ -128,7 +128,7 @@ def _profile(request: Request, costs: TableCosts) -> ClassProfile:
 def _used(trace: Trace, costs: TableCosts) -> Counter[VirtualReplica]:
     """Count the requests that ran on each virtual replica: by which stages had other devices than the steps."""
     held: dict[tuple[int, Role], set[int]] = {}
-    of: dict[int, Ending] = {one.job_id: one for one in trace.endings if one.job_id is not None}
+    of: dict[int, TraceEnding] = {one.job_id: one for one in trace.endings if one.job_id is not None}
     for run in trace.runs:
         for job_id in run.work.job_ids:
             role = role_of(costs.graph(of[job_id].request.pipeline), run.work.stage)

@@ -114,7 +114,7 @@ class FeasibilityProof:
     def after(search: ProofSearch, candidate: Candidate, book: ReservationBook) -> FeasibilityProof:
         """Return the proof by a candidate with all jobs. Late jobs are near, and with few jobs all are near."""
         count = len(search.jobs)
-        last_late = max((rank for rank, late_ns in enumerate(candidate.lates_ns) if late_ns), default=-1)
+        last_late = max((index for index, late_ns in enumerate(candidate.lates_ns) if late_ns), default=-1)
         cut = count if count <= 2 * _NUM_NEAR else max(_NUM_NEAR, last_late + 1)
         ends_ns = search.backwards(candidate)[1]
         far_spared_ns = _first_starts(search.what_if.free_ns, candidate.blocks[cut:], ends_ns[cut:])

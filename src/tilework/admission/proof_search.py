@@ -63,9 +63,9 @@ class ProofSearch:
         for job_id, block in what_if.changed.items():
             job = what_if.view.job(job_id)
             assert job is not None
-            rank = bisect_left(jobs, due(job), key=due)
-            if rank < len(blocks):
-                blocks[rank] = block
+            index = bisect_left(jobs, due(job), key=due)
+            if index < len(blocks):
+                blocks[index] = block
         if what_if.view.needs_loads:
             blocks = in_order(blocks)
         dues_ns = what_if.view.margins.guard.latest_all_ns([block.due_ns for block in blocks], what_if.now_ns)
@@ -84,12 +84,12 @@ class ProofSearch:
     def with_newcomer(self, newcomer: JobView, margin: Margin) -> ProofSearch:
         """Return the same search with one more job, by this margin."""
         assert newcomer.promised is not None
-        rank = bisect_left(self.jobs, due(newcomer), key=due)
+        index = bisect_left(self.jobs, due(newcomer), key=due)
         now_ns = self.what_if.now_ns
         jobs = [*self.jobs]
         blocks = [*self.blocks]
-        jobs.insert(rank, newcomer)
-        blocks.insert(rank, newcomer.promised)
+        jobs.insert(index, newcomer)
+        blocks.insert(index, newcomer.promised)
         dues_ns = margin.latest_all_ns([block.due_ns for block in blocks], now_ns)
         return replace(self, jobs=jobs, blocks=blocks, dues_ns=dues_ns)
 

@@ -167,7 +167,7 @@ class ReservationBook:
 
     # Times that reservations leave on devices.
 
-    def rank(self, key: Key) -> int:
+    def index(self, key: Key) -> int:
         """Return how many reservations come before this place."""
         return bisect_left(self.keys, key)
 
@@ -188,7 +188,7 @@ class ReservationBook:
         known = self._around
         if known is None:
             return
-        is_last_before = is_new and key < known[0] and self.keys[self.rank(known[0]) - 1] == key
+        is_last_before = is_new and key < known[0] and self.keys[self.index(known[0]) - 1] == key
         if is_last_before and self._tree_for(block) is not None:
             run_alone(block, known[2])
         else:

@@ -106,7 +106,7 @@ class Reservations:
     def looser_places(self, after_ns: int, before_ns: int) -> list[int]:
         """Return the latest deadline of each place in the order that ends between these times, ascending."""
         keys = self.book.keys
-        first, last = self.book.rank(_after(after_ns)), self.book.rank(_after(before_ns))
+        first, last = self.book.index(_after(after_ns)), self.book.index(_after(before_ns))
         ends_ns = dict.fromkeys(due_ns - 1 for due_ns, _ in keys[first:last])
         return [end_ns for end_ns in ends_ns if after_ns < end_ns < before_ns]
 
@@ -117,7 +117,7 @@ class Reservations:
         some places in their order are tried: repeatedly the middle between a place without room and the next one with
         room. So the result may be later than the earliest; each place that is tried reduces the possible error.
         """
-        first, last = self.book.rank(_after(at_least_ns)), len(self.book.keys)
+        first, last = self.book.index(_after(at_least_ns)), len(self.book.keys)
         found_ns = None
         if last - first <= min(_FEW_PLACES, self.budget.num_places):
             tried = (self._due_ns(index, demand, at_least_ns, within) for index in range(first, last))

@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID
 import tilework
 from tilework.cli.console import out, progress
 from tilework.client.bench import Bench, BenchConfig, prepare
-from tilework.client.record import Ending, Record
+from tilework.client.record import CallEnd, Record
 from tilework.core.request import Shape
 from tilework.formats.schedule import Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
@@ -32,7 +32,7 @@ from tilework.server.garbage import rare_collections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchRun:
     """A measurement that has ended. `workload` has its deadlines; `started` is the wall clock's, ISO 8601.
 
     `records` has one per request, in the order of the workload; of a run that `is_interrupted`, one per request that
@@ -53,7 +53,7 @@ class Run:
         return f"{len(self.records)} requests{interrupted} to {config.model} at {config.url}"
 
 
-def measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run:
+def measure(config: BenchConfig, api_key: str | None, quiet: bool) -> BenchRun:
     """Send the workload of `config`. Ctrl-C while requests are sent ends it with the records that are there.
 
     Raises:
@@ -64,7 +64,7 @@ def measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run:
     return asyncio.run(_measure(config, api_key, quiet))
 
 
-async def _measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run:
+async def _measure(config: BenchConfig, api_key: str | None, quiet: bool) -> BenchRun:
     bench = await prepare(config, api_key)
     with progress(quiet) as bar:
         num_probes = len(bench.shapes) * bench.probes_per_size
@@ -80,7 +80,7 @@ async def _measure(config: BenchConfig, api_key: str | None, quiet: bool) -> Run
                 await bench.send(workload, live.see)
             except asyncio.CancelledError:  # asyncio.run makes this of the first Ctrl-C.
                 is_interrupted = True
-    return Run(
+    return BenchRun(
         bench=bench,
         workload=workload,
         unloaded_s=unloaded_s,
@@ -105,7 +105,7 @@ class _Live:
             {
                 "with a deadline": record.slo_s is not None,
                 "on time": record.on_time is True,
-                "not done": record.status is not Ending.DONE,
+                "not done": record.status is not CallEnd.DONE,
             }
         )
         self.bar.update(self.task, advance=1, description=self._text())
@@ -131,7 +131,7 @@ def _allow_connections() -> None:
 LAG_WARNING_S = 0.05
 
 
-def document(run: Run, command: list[str]) -> dict[str, Any]:
+def document(run: BenchRun, command: list[str]) -> dict[str, Any]:
     """Return the whole run as plain JSON: the command, the server, the versions and the figures."""
     records = run.records
     served = served_figures(records)
@@ -158,7 +158,7 @@ def document(run: Run, command: list[str]) -> dict[str, Any]:
     }
 
 
-def write_files(directory: Path, run: Run, result: Mapping[str, Any]) -> None:
+def write_files(directory: Path, run: BenchRun, result: Mapping[str, Any]) -> None:
     """Write result.json, requests.jsonl (to run again), records.jsonl, latency.png, timeline.png, maybe schedule.jsonl.
 
     Raises:
@@ -177,7 +177,7 @@ def write_files(directory: Path, run: Run, result: Mapping[str, Any]) -> None:
     draw_latency(directory / "latency.png", run.records, title=run.title)
 
 
-def print_report(run: Run, result: Mapping[str, Any], directory: Path | None) -> None:
+def print_report(run: BenchRun, result: Mapping[str, Any], directory: Path | None) -> None:
     """Print tables, a line for each cause of failure, the server's own figures, and the client's lag."""
     out.print(attainment_table(run.records, title=run.title))
     out.print(throughput_table(run.records))
@@ -198,7 +198,7 @@ def print_report(run: Run, result: Mapping[str, Any], directory: Path | None) ->
         out.print(f"in {directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}", soft_wrap=True)
 
 
-def _client(run: Run) -> dict[str, Any]:
+def _client(run: BenchRun) -> dict[str, Any]:
     """Show whether the client kept pace: lag of sending behind the plan, and the rates planned and sent."""
     lags_s = [record.lag_s for record in run.records]
     planned_s = [record.arrival_s for record in run.records]
@@ -233,7 +233,7 @@ def _line(record: Record) -> dict[str, Any]:
     }
 
 
-def _schedule(run: Run) -> Schedule:
+def _schedule(run: BenchRun) -> Schedule:
     return schedule_of_timelines((r.index if r.request.id is None else r.request.id, r) for r in run.records)
 
 

@@ -76,12 +76,12 @@ class Scaling:
 
 def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
     """Sort rows by pipeline, stage (in the order in which they first come), size, batch and degree."""
-    ranks = {stage: rank for rank, stage in enumerate(dict.fromkeys(map(_stage, rows)))}
+    places = {stage: place for place, stage in enumerate(dict.fromkeys(map(_stage, rows)))}
 
     def order(row: CostRow) -> tuple[object, ...]:
         size = (row.shape.pixels, row.shape)
         cache = str(row.cache or "")
-        return row.pipeline, ranks[_stage(row)], size, len(row.shapes), row.shapes, row.degree, cache
+        return row.pipeline, places[_stage(row)], size, len(row.shapes), row.shapes, row.degree, cache
 
     return sorted(rows, key=order)
 

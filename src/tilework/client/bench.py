@@ -12,7 +12,7 @@ import httpx
 from tilework.client.dialect import Dialect, ResponseFormat
 from tilework.client.drive import OnResult, drive, open_client
 from tilework.client.mix import PROMPTS, mixed_workload, parse_sizes, parse_slo, read_prompts, with_slo
-from tilework.client.record import Ending, Record
+from tilework.client.record import CallEnd, Record
 from tilework.core.arrivals import constant_s, first_s, poisson_s
 from tilework.core.request import OnMiss, Shape
 from tilework.core.shares import skewed
@@ -128,7 +128,7 @@ class Bench:
 
     async def _probe(self, request: WorkloadRequest) -> float:
         (record,) = await self.send([request])
-        if record.status is not Ending.DONE:
+        if record.status is not CallEnd.DONE:
             raise ServerUnusable(
                 f"the server, idle, did not draw {record.shape} ({record.cause}: {record.detail}); "
                 "ask for what it can draw, or leave out the warm-up by --warmup 0"

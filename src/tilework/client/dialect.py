@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tilework.client.record import Ending
+from tilework.client.record import CallEnd
 from tilework.core.cache import OFF
 from tilework.core.priority import DEFAULT_CLASS
 from tilework.formats.workload import WorkloadRequest
@@ -65,10 +65,10 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """The meaning of an HTTP answer. `cause`, `detail` and `num_hops` are as in `Record`; `file` if asked for."""
 
-    status: Ending
+    status: CallEnd
     file: bytes | None = None
     timeline: Mapping[str, Any] | None = None
     cause: str = ""
@@ -76,7 +76,9 @@ class Answer:
     num_hops: int = 0
 
 
-def read_answer(status_code: int, content: bytes, *, response_format: str = "b64_json", decode: bool = True) -> Answer:
+def read_answer(
+    status_code: int, content: bytes, *, response_format: str = "b64_json", decode: bool = True
+) -> HttpAnswer:
     """Read the meaning of an HTTP answer; one that breaks the API is an error, whatever its status code.
 
     With `response_format` "b64_json" the first of `data` must hold an image under that name, else an image or a `url`.
@@ -91,17 +93,19 @@ def read_answer(status_code: int, content: bytes, *, response_format: str = "b64
         timeline = first.get("tilework")
     except (TypeError, LookupError, ValueError, AttributeError) as error:
         wanted = "b64_json" if response_format == "b64_json" else "b64_json or url"
-        return Answer(Ending.ERROR, cause="answer", detail=f"the answer holds no data[0].{wanted} ({error!r})")
-    return Answer(Ending.DONE, file=file, timeline=timeline if isinstance(timeline, dict) else None)
+        return HttpAnswer(CallEnd.ERROR, cause="answer", detail=f"the answer holds no data[0].{wanted} ({error!r})")
+    return HttpAnswer(CallEnd.DONE, file=file, timeline=timeline if isinstance(timeline, dict) else None)
 
 
-def read_video(status_code: int, content: bytes, media_type: str, *, keep: bool = True) -> Answer:
+def read_video(status_code: int, content: bytes, media_type: str, *, keep: bool = True) -> HttpAnswer:
     """Read the meaning of an answer whose body should be a video file. Without `keep` the file is dropped."""
     if status_code != 200:
         return _refusal(status_code, parsed(content))
     if not media_type.startswith("video/") or not content:
-        return Answer(Ending.ERROR, cause="answer", detail=f"the answer holds no video, but {media_type or 'nothing'}")
-    return Answer(Ending.DONE, file=content if keep else None)
+        return HttpAnswer(
+            CallEnd.ERROR, cause="answer", detail=f"the answer holds no video, but {media_type or 'nothing'}"
+        )
+    return HttpAnswer(CallEnd.DONE, file=content if keep else None)
 
 
 def parsed(content: bytes) -> Any:
@@ -112,9 +116,9 @@ def parsed(content: bytes) -> Any:
         return None
 
 
-def _refusal(status_code: int, values: Any) -> Answer:
-    ending = Ending.REJECTED if status_code == 429 else Ending.FAILED
-    return Answer(ending, cause=f"http {status_code}", detail=_error_text(status_code, values))
+def _refusal(status_code: int, values: Any) -> HttpAnswer:
+    ending = CallEnd.REJECTED if status_code == 429 else CallEnd.FAILED
+    return HttpAnswer(ending, cause=f"http {status_code}", detail=_error_text(status_code, values))
 
 
 def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from tilework.client.dialect import PATH, VIDEO_NOW, VIDEOS, Answer, Dialect, parsed, read_answer, read_video
-from tilework.client.record import Ending, Record
+from tilework.client.dialect import PATH, VIDEO_NOW, VIDEOS, Dialect, HttpAnswer, parsed, read_answer, read_video
+from tilework.client.record import CallEnd, Record
 from tilework.formats.workload import WorkloadRequest
 
 CONNECT_TIMEOUT_S = 30.0
@@ -113,29 +113,29 @@ class _Sender:
             self.on_result(record)
         return record
 
-    async def _ask(self, request: WorkloadRequest, planned_s: float) -> Answer:
+    async def _ask(self, request: WorkloadRequest, planned_s: float) -> HttpAnswer:
         until_s = None if self.timeout_s is None else planned_s + self.timeout_s
         try:
             async with asyncio.timeout_at(until_s):
                 return await (self._clip(request) if request.is_clip else self._picture(request))
         except TimeoutError:
-            return Answer(Ending.ERROR, cause="timeout", detail=f"no answer within {self.timeout_s} s")
+            return HttpAnswer(CallEnd.ERROR, cause="timeout", detail=f"no answer within {self.timeout_s} s")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             cause = "timeout" if isinstance(error, httpx.TimeoutException) else "connection"
-            return Answer(Ending.ERROR, cause=cause, detail=f"{type(error).__name__}: {error}")
+            return HttpAnswer(CallEnd.ERROR, cause=cause, detail=f"{type(error).__name__}: {error}")
 
-    async def _picture(self, request: WorkloadRequest) -> Answer:
+    async def _picture(self, request: WorkloadRequest) -> HttpAnswer:
         response, num_hops = await self._post(PATH, request)
         wanted = self.dialect.response_format
         answer = read_answer(response.status_code, response.content, response_format=wanted, decode=self.keep_files)
         return replace(answer, num_hops=num_hops)
 
-    async def _clip(self, request: WorkloadRequest) -> Answer:
+    async def _clip(self, request: WorkloadRequest) -> HttpAnswer:
         response, num_hops = await self._post(VIDEO_NOW, request)
         media_type = response.headers.get("content-type", "")
         answer = read_video(response.status_code, response.content, media_type, keep=self.keep_files)
         answer = replace(answer, num_hops=num_hops)
-        if answer.status is not Ending.DONE or self.dialect.plain:
+        if answer.status is not CallEnd.DONE or self.dialect.plain:
             return answer
         job = response.url.join(f"{VIDEOS}/{response.headers.get('x-request-id', '')}")
         return replace(answer, timeline=await self._timeline(job))

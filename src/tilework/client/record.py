@@ -11,7 +11,7 @@ from tilework.core.request import Shape
 from tilework.formats.workload import WorkloadRequest
 
 
-class Ending(StrEnum):
+class CallEnd(StrEnum):
     """The end of a request, as the client saw it.
 
     DONE: with an image or a clip. REJECTED: with status 429. FAILED: with another error of the API. ERROR: without an
@@ -39,7 +39,7 @@ class Record:
     index: int
     request: WorkloadRequest
     arrival_s: float
-    status: Ending
+    status: CallEnd
     latency_s: float
     lag_s: float = 0.0
     file: bytes | None = field(default=None, repr=False)
@@ -59,4 +59,4 @@ class Record:
     @property
     def on_time(self) -> bool | None:
         """True if the file came within `slo_s` of the planned arrival; None without a deadline."""
-        return None if self.slo_s is None else self.status is Ending.DONE and self.latency_s <= self.slo_s
+        return None if self.slo_s is None else self.status is CallEnd.DONE and self.latency_s <= self.slo_s

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tilework.comm.exchange import PATIENCE, Piece
-from tilework.comm.node import Link
+from tilework.comm.node import NodeLink
 
 _WHOLE: Mapping[str, Any] = {}
 _CONNECT = timedelta(seconds=60)  # Time that gloo waits for a member that never connects.
@@ -157,7 +157,7 @@ def _store_of(store: Store, part: Sequence[int]) -> Store:
     return whole
 
 
-LINKS: Mapping[str, Callable[[Store, int, int, int], Link]] = {"nccl": NcclLink, "gloo": GlooLink}
+LINKS: Mapping[str, Callable[[Store, int, int, int], NodeLink]] = {"nccl": NcclLink, "gloo": GlooLink}
 """Makers of links, by the names of `core.comm.COLLECTIVES`, given a store, a rank, the number of ranks and a device id.
 
 All ranks must call the maker at the same time. Raises RuntimeError.

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Link(Protocol):
+class NodeLink(Protocol):
     """The communicator of a node, or of a part of it, as one of its workers has it.
 
     It may be asynchronous. Then its calls return when their messages are queued on the device's current stream, and an
@@ -35,7 +35,7 @@ class Link(Protocol):
     def all_gather(self, output: Tensor, source: Tensor) -> None:
         """Do `core.comm.Comm.all_gather` among all ranks."""
 
-    def split(self, parts: Sequence[Sequence[int]]) -> Link | None:
+    def split(self, parts: Sequence[Sequence[int]]) -> NodeLink | None:
         """Return the link of the part (a list of ranks) that contains this rank; None if no part does.
 
         All ranks make the same call at the same time, each rank is in one part at most, and each part has its ranks in
@@ -60,12 +60,12 @@ class Node:
     them.
     """
 
-    def __init__(self, link: Link, rank: int = 0) -> None:
+    def __init__(self, link: NodeLink, rank: int = 0) -> None:
         self._link = link
         self._rank = rank
         self._links = [link]
         self._lock = Lock()
-        self._parts: dict[tuple[int, ...], Link] = {}
+        self._parts: dict[tuple[int, ...], NodeLink] = {}
         self.is_broken = False
 
     def split(self, devices: Group, kind: str) -> None:
@@ -91,14 +91,14 @@ class Node:
         if not any(heard.tolist()):
             self._parts = parts
 
-    def _made(self, link: Link) -> None:
+    def _made(self, link: NodeLink) -> None:
         """Keep a link for `abort`, and abort it now if `abort` came earlier."""
         with self._lock:
             self._links.append(link)
             if self.is_broken:
                 link.abort()
 
-    def part(self, ranks: tuple[int, ...]) -> Link | None:
+    def part(self, ranks: tuple[int, ...]) -> NodeLink | None:
         """Return the link of exactly these ranks, if there is one."""
         return self._parts.get(ranks)
 

@@ -22,7 +22,7 @@ PATIENCE_NS = 5 * NS_PER_S
 """Time for which a measurement waits for idle devices; then it takes those that will be free first."""
 _MOST_CHOICES = 8
 
-_Rank = tuple[int, int]
+_Order = tuple[int, int]
 """Order of devices for a measurement: when they are free, and how many bytes of weights they would lose."""
 
 
@@ -82,19 +82,19 @@ class Measurements:
             is_meant = self.asked.devices is None or device.device_id in self.asked.devices
             if is_meant and not (is_patient and (device.works or device.is_loading)):
                 pools.setdefault(device.pool, []).append(device)
-        ranked = [sorted((self._rank(one), one.device_id) for one in devices) for devices in pools.values()]
-        return [group for _, group in sorted(group for pool in ranked for group in self._groups(pool))][:_MOST_CHOICES]
+        ordered = [sorted((self._order(one), one.device_id) for one in devices) for devices in pools.values()]
+        return [group for _, group in sorted(group for pool in ordered for group in self._groups(pool))][:_MOST_CHOICES]
 
-    def _groups(self, pool: Sequence[tuple[_Rank, int]]) -> list[tuple[_Rank, Group]]:
-        """Return each of the ranked devices of a pool alone, or the first `degree` of them together."""
+    def _groups(self, pool: Sequence[tuple[_Order, int]]) -> list[tuple[_Order, Group]]:
+        """Return each of the ordered devices of a pool alone, or the first `degree` of them together."""
         if self.asked.degree == 1:
-            return [(rank, (device_id,)) for rank, device_id in pool]
+            return [(order, (device_id,)) for order, device_id in pool]
         first = pool[: self.asked.degree]
         if len(first) < self.asked.degree:
             return []
         return [(first[-1][0], tuple(sorted(device_id for _, device_id in first)))]
 
-    def _rank(self, device: Device) -> _Rank:
+    def _order(self, device: Device) -> _Order:
         lost = device.memory.in_the_way(self.asked.digests, self.asked.room_bytes)
         return device.free_ns, num_bytes(lost)
 

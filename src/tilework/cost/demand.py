@@ -244,7 +244,7 @@ def min_device_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: fl
     singles = (
         (num_steps * speed.device_ns, num_steps * speed.step_ns, speed.degree, 0, speed, speed) for speed in speeds
     )
-    best = min((single for single in singles if single[1] <= budget_ns), key=_rank, default=None)
+    best = min((single for single in singles if single[1] <= budget_ns), key=_order, default=None)
     for slow, fast in permutations(speeds, 2):
         if slow.step_ns <= fast.step_ns or slow.device_ns >= fast.device_ns:  # Then the faster alone is cheaper.
             continue
@@ -255,7 +255,7 @@ def min_device_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: fl
         device_ns = num_slow * slow.device_ns + num_fast * fast.device_ns
         run_ns = num_slow * slow.step_ns + num_fast * fast.step_ns
         mixed = (device_ns, run_ns, slow.degree, num_fast, slow, fast)
-        best = mixed if best is None else min(best, mixed, key=_rank)
+        best = mixed if best is None else min(best, mixed, key=_order)
     if best is None:
         return ()
     _, _, _, num_fast, slow, fast = best
@@ -266,5 +266,5 @@ def min_device_allocation(speeds: Sequence[Speed], num_steps: int, budget_ns: fl
 _Mix = tuple[int, int, int, int, Speed, Speed]
 
 
-def _rank(mix: _Mix) -> tuple[int, int, int, int]:
+def _order(mix: _Mix) -> tuple[int, int, int, int]:
     return mix[:4]

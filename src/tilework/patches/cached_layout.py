@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 from tilework.core.cache import CacheUse
 from tilework.core.packing import IMAGE, Reuse, RunBlock, Size
 from tilework.patches import operators, stitcher
-from tilework.patches.csp import Csp, Run
+from tilework.patches.csp import AttentionRun, Csp
 from tilework.patches.kept import KeptBatch, KeptBlock, square_sums
 from tilework.patches.layout import PatchLayout
 
@@ -51,7 +51,7 @@ class CachedLayout(PatchLayout):
         self._spans = [slice(first, end) for first, end in pairwise(csp.picture_offsets)]
         thresholds = torch.tensor([reuse.threshold for reuse in reuses], dtype=torch.float32)
         self._thresholds = thresholds.to(csp.owners.device).index_select(0, csp.owners)
-        self._block: _Block | None = None
+        self._block: _RunningBlock | None = None
 
     def per_patch(self, values: Tensor) -> Tensor:
         return super().per_patch(values) if self._whole else values.index_select(0, self._some.owners)
@@ -89,7 +89,7 @@ class CachedLayout(PatchLayout):
         computed = None if kept is None or change is None else self._computed(index, kept, change)
         self._count(computed)
         if kept is None or computed is None:
-            with self._inside(_Block()) as block:
+            with self._inside(_RunningBlock()) as block:
                 outputs = run(lambda rows: rows)
             if self._observe is not None and kept is not None and change is not None:
                 self._observe(index, change, _change(outputs, kept.outputs, square_sums(kept.outputs)))
@@ -100,7 +100,7 @@ class CachedLayout(PatchLayout):
         some = _Some.of(computed, self.csp)
         taken = [state.index_select(0, some.patches) for state in states]
         known = {id(state): rows for state, rows in zip(states, taken, strict=True)}
-        with self._inside(_Block(some=some, known=kept.sites)):
+        with self._inside(_RunningBlock(some=some, known=kept.sites)):
             outputs = run(lambda rows: known[id(rows)] if id(rows) in known else rows.index_select(0, some.patches))
         if not computed:
             return kept.outputs
@@ -139,7 +139,7 @@ class CachedLayout(PatchLayout):
         return block.outputs
 
     @contextmanager
-    def _inside(self, block: _Block) -> Iterator[_Block]:
+    def _inside(self, block: _RunningBlock) -> Iterator[_RunningBlock]:
         assert self._block is None, "blocks do not lie in blocks"
         self._block = block
         try:
@@ -210,7 +210,7 @@ class _Some:
 
     patches: Tensor
     owners: Tensor
-    runs: list[Run]
+    runs: list[AttentionRun]
     csp: Csp
     _frames: dict[Size, Tensor] = field(default_factory=dict)
 
@@ -233,7 +233,7 @@ class _Some:
 
 
 @dataclass(slots=True, eq=False)
-class _Block:
+class _RunningBlock:
     """The block that runs now: what its operators see of all patches, in the order of their calls.
 
     With `some` patches, `known` holds what the last pass left; without, `sites` collects what this pass leaves.

@@ -19,7 +19,7 @@ NO_PATCH = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AttentionRun:
     """Consecutive pictures of a batch whose attention is one call.
 
     `asking` has the first asking patch of each picture of the batch, and their number; `knowing` the same for patches
@@ -107,18 +107,18 @@ class Csp:
     def is_plain(self) -> bool:
         return self.num_patches == len(self.order)
 
-    def runs(self, num_asking: Sequence[int] | None = None) -> list[Run]:
+    def runs(self, num_asking: Sequence[int] | None = None) -> list[AttentionRun]:
         """Return runs of pictures that have equal numbers of patches and equal numbers of asking ones.
 
         `num_asking` has the number of asking patches of each picture, in the batch's order; None: all ask.
         """
         knowing, bounds = self.picture_offsets, self.run_offsets
         if num_asking is None:
-            return [Run(slice(first, end), knowing, knowing) for first, end in pairwise(bounds)]
+            return [AttentionRun(slice(first, end), knowing, knowing) for first, end in pairwise(bounds)]
         counts = [end - first for first, end in pairwise(knowing)]
         asking = tuple(accumulate(num_asking, initial=0))
         bounds = _offsets(list(zip(counts, num_asking, strict=True)))
-        return [Run(slice(first, end), asking, knowing) for first, end in pairwise(bounds)]
+        return [AttentionRun(slice(first, end), asking, knowing) for first, end in pairwise(bounds)]
 
     def split(self, pictures: Sequence[Tensor]) -> Tensor:
         """Cut pictures (C, rows, columns), given in the original order, into patches (P, C, h, w).

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tilework.core.packing import Reuse, RunBlock, Size, choose_patch
 from tilework.patches import operators, stitcher
-from tilework.patches.csp import Csp, Run
+from tilework.patches.csp import AttentionRun, Csp
 
 _MAX_CACHED = 64  # Layouts; a mix stays the same until a request joins or leaves.
 
@@ -64,7 +64,7 @@ class PatchLayout:
         """See `core.packing.Layout`; this one keeps nothing."""
 
     @cached_property
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[AttentionRun]:
         return self.csp.runs()
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, scaled_dot_product_attention
 
-from tilework.patches.csp import DIRECTIONS, Csp, Run
+from tilework.patches.csp import DIRECTIONS, AttentionRun, Csp
 
 _log = logging.getLogger(__name__)
 _UP, _LEFT, _RIGHT, _DOWN = (DIRECTIONS.index(step) for step in ((-1, 0), (0, -1), (0, 1), (1, 0)))
@@ -164,7 +164,7 @@ def attend(
     key: Mapping[str, Tensor],
     value: Mapping[str, Tensor],
     scale: float | None,
-    runs: Sequence[Run],
+    runs: Sequence[AttentionRun],
     queries: Mapping[str, int],
 ) -> Tensor:
     """See `core.packing.Layout.attend`. Pictures of a run share a call; `key` and `value` come by the parts' names."""
@@ -190,7 +190,7 @@ def parts_of(sequence: Tensor, lengths: Mapping[str, int]) -> dict[str, Tensor]:
     return dict(zip(lengths, sequence.split_with_sizes(list(lengths.values()), dim=2), strict=True))
 
 
-def _piece(tokens: Tensor, first: int, end: int, total: int, run: Run) -> Tensor:
+def _piece(tokens: Tensor, first: int, end: int, total: int, run: AttentionRun) -> Tensor:
     """Return a run's tokens, (pictures, H, tokens, D): `first` to `end` of `total` equal units of the whole."""
     each = tokens.shape[2] // total if total else 0
     piece = tokens[0, :, first * each : end * each]

@@ -44,8 +44,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
         raise ValueError("a percentile needs at least one value")
     if not 0 < percent <= 100:
         raise ValueError(f"percent is {percent}; use a number above 0, at most 100")
-    rank = math.ceil(percent * len(values) / 100)
-    return sorted(values)[rank - 1]
+    place = math.ceil(percent * len(values) / 100)
+    return sorted(values)[place - 1]
 
 
 def attainment(records: Sequence[Served]) -> float | None:

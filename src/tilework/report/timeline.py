@@ -66,7 +66,7 @@ def draw_timeline(path: Path | str, chart: Chart, *, title: str = "") -> None:
     figure.savefig(path)
 
 
-def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
+def _draw_devices(axes: Any, chart: Chart, layout: ChartLayout) -> None:
     from matplotlib.collections import PolyCollection
 
     narrow = [work for work in chart.works if layout.inches(work) < PLAIN_INCHES]
@@ -102,7 +102,7 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
     _clean(axes)
 
 
-def _draw_placements(axes: Any, chart: Chart, layout: Layout) -> None:
+def _draw_placements(axes: Any, chart: Chart, layout: ChartLayout) -> None:
     """Draw a line at each change, and above its bars what each device is for from then on, where that is new."""
     style = {"fontsize": 8, "fontweight": "bold", "va": "center", "clip_on": True, "zorder": 5}
     for placement, uses in chart.new_uses():
@@ -113,7 +113,7 @@ def _draw_placements(axes: Any, chart: Chart, layout: Layout) -> None:
             axes.annotate(name, place, (3, 0), textcoords="offset points", color=PLACED["color"], bbox=TAG, **style)
 
 
-def _draw_work(axes: Any, work: ChartWork, layout: Layout) -> None:
+def _draw_work(axes: Any, work: ChartWork, layout: ChartLayout) -> None:
     """Draw a bar over each unbroken run of the work's devices. Hatch and label go where they would hide it."""
     from matplotlib.patches import Polygon
 
@@ -131,7 +131,7 @@ def _draw_work(axes: Any, work: ChartWork, layout: Layout) -> None:
         axes.text(*middle, label_of(work, inches), color=ink, **style)
 
 
-def _request_bar(request: ChartRequest, layout: Layout) -> RequestBar:
+def _request_bar(request: ChartRequest, layout: ChartLayout) -> RequestBar:
     assert request.finish_s is not None, "only requests that ended are drawn"
     start_s = layout.starts_s.get(request.id, request.finish_s)
     return RequestBar(
@@ -195,7 +195,7 @@ def _num_columns(labels: Sequence[str]) -> int:
     return 1
 
 
-def _limits_s(ended: Sequence[ChartRequest], layout: Layout) -> tuple[float, float]:
+def _limits_s(ended: Sequence[ChartRequest], layout: ChartLayout) -> tuple[float, float]:
     """Return the limits of the time axis: all works, and the last deadlines if they are near."""
     length_s = layout.end_s - layout.start_s
     last_s = max([layout.end_s, *(request.deadline_s for request in ended if request.deadline_s is not None)])
@@ -300,7 +300,7 @@ Corners = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ChartLayout:
     """Geometry that all parts of the drawing share. `rows` maps a device to its row from the top.
 
     `hatches` are the patterns of stages without steps.
@@ -325,7 +325,7 @@ def hatches(chart: Chart) -> dict[str, str]:
     return dict(zip(others, cycle(_HATCHES), strict=False))
 
 
-def lay_out(chart: Chart) -> Layout:
+def lay_out(chart: Chart) -> ChartLayout:
     starts_s: dict[RequestId, float] = {}
     for work in chart.works:
         for request in work.requests:
@@ -334,7 +334,7 @@ def lay_out(chart: Chart) -> Layout:
         starts_s = {request.id: request.arrival_s for request in chart.requests}
     shapes = {request.id: request.shape for request in chart.requests if request.shape is not None}
     devices = {device_id for work in chart.works for device_id in work.devices} | set(chart.nodes)
-    return Layout(
+    return ChartLayout(
         rows={device_id: row for row, device_id in enumerate(sorted(devices))},
         start_s=chart.start_s,
         end_s=chart.end_s,
@@ -345,7 +345,7 @@ def lay_out(chart: Chart) -> Layout:
     )
 
 
-def late_edges(works: Iterable[ChartWork], layout: Layout) -> list[Corners]:
+def late_edges(works: Iterable[ChartWork], layout: ChartLayout) -> list[Corners]:
     """Return thin strips along the bottom of works, for the time after the deadline of their request."""
     strips: list[Corners] = []
     for work in works:
@@ -360,7 +360,7 @@ def late_edges(works: Iterable[ChartWork], layout: Layout) -> list[Corners]:
     return strips
 
 
-def bars(work: ChartWork, layout: Layout) -> list[tuple[Corners, Rgb]]:
+def bars(work: ChartWork, layout: ChartLayout) -> list[tuple[Corners, Rgb]]:
     """Return a rectangle and its colour for each unbroken run of a work's devices; one stripe per request that shares
     it.
     """
@@ -379,7 +379,7 @@ def _stripe(corners: Corners, place: int, num_stripes: int) -> Corners:
     return (left, top), (right, top), (right, bottom), (left, bottom)
 
 
-def corners_of(work: ChartWork, layout: Layout) -> list[Corners]:
+def corners_of(work: ChartWork, layout: ChartLayout) -> list[Corners]:
     """Return the rectangle of each unbroken run of the work's devices; first and third corner are opposite."""
     spans = _row_runs(sorted(layout.rows[device_id] for device_id in work.devices))
     edges = [(first - BAR_HEIGHT / 2, last + BAR_HEIGHT / 2) for first, last in spans]
@@ -387,7 +387,7 @@ def corners_of(work: ChartWork, layout: Layout) -> list[Corners]:
     return [((left, top), (right, top), (right, bottom), (left, bottom)) for top, bottom in edges]
 
 
-def outline(work: ChartWork, layout: Layout) -> float:
+def outline(work: ChartWork, layout: ChartLayout) -> float:
     return 0.6 if layout.inches(work) >= 0.06 else 0.0
 
 
@@ -402,7 +402,7 @@ def label_of(work: ChartWork, inches: float) -> str:
     return f"{name}\n{steps}" if inches >= 0.06 * len(steps) + 0.04 else name
 
 
-def bar_colour(work: ChartWork, request: RequestId, layout: Layout) -> Rgb:
+def bar_colour(work: ChartWork, request: RequestId, layout: ChartLayout) -> Rgb:
     colour = layout.colours[request]
     return colour if work.steps else darker(colour)
 

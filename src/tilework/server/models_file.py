@@ -74,7 +74,7 @@ class _Model(BaseModel):
     previews: bool | None = None
 
 
-class _File(BaseModel):
+class _ModelsFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     models: dict[ModelName, _Model] = Field(min_length=1)
@@ -88,7 +88,7 @@ def read_models(path: str | None) -> Mapping[str, ModelEntry]:
     """
     if path is None:
         return {}
-    file = read_toml("models", path, _File, _mistake)
+    file = read_toml("models", path, _ModelsFile, _mistake)
     _check_distinct(path, file)
     return {name: _entry(one, Path(path).parent) for name, one in file.models.items()}
 
@@ -131,7 +131,7 @@ def _mistake(error: Any) -> str:
     return f"{at} = {error['input']!r} cannot be used; give {_WANTED[str(path[2])]}."
 
 
-def _check_distinct(path: str, file: _File) -> None:
+def _check_distinct(path: str, file: _ModelsFile) -> None:
     """Check that no name means two models. Raises ConfigError."""
     taken = dict.fromkeys(file.models, "")
     for name, one in file.models.items():

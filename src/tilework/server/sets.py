@@ -18,7 +18,7 @@ from tilework.sets.chores import Chore, kept_alive
 from tilework.sets.directory import Directory
 from tilework.sets.leader import NodeManager
 from tilework.sets.local import LocalRegistry
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.records import SETS, SetRecord, encoded
 from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.window import UseWindow
@@ -128,7 +128,7 @@ class Sets:
         taken = f"set = {self.name!r} is in the registry already; stop that server, or give this one another --set"
         key = SETS + self.name
         ttl_s = _TTL_S
-        member = Member(self.registry, key, lambda _lease: encoded(self.own.record()), ttl_s=ttl_s, taken=taken)
+        member = KeyOwner(self.registry, key, lambda _lease: encoded(self.own.record()), ttl_s=ttl_s, taken=taken)
         manager = NodeManager(self.registry, self.directory, self.name, self.rule)
         chores: Mapping[str, Chore] = {
             "the record of this set": member.run,

@@ -156,7 +156,7 @@ class _Class(_Table):
     default_slo: DefaultSloField = None
 
 
-class _File(_Table):
+class _TenantsFile(_Table):
     tenants: dict[_Name, _Tenant] = {}
     classes: dict[_Name, _Class] = {}
 
@@ -167,14 +167,14 @@ def load_tenants(config: ServerConfig) -> Tenants:
     Raises:
         ConfigError: the file cannot be used; the message names file, key, value and remedy, but never shows an API key.
     """
-    file = _File() if config.tenants is None else read_toml("tenants", config.tenants, _File, _mistake)
+    file = _TenantsFile() if config.tenants is None else read_toml("tenants", config.tenants, _TenantsFile, _mistake)
     try:
         return _tenants(file, config)
     except ConfigError as error:
         raise ConfigError(str(error) if config.tenants is None else f"{config.tenants}: {error}") from None
 
 
-def _tenants(file: _File, config: ServerConfig) -> Tenants:
+def _tenants(file: _TenantsFile, config: ServerConfig) -> Tenants:
     """Make the tenants of a file and the settings. Raises ConfigError, which does not name the file."""
     classes = {name: _default_weight(name) if row.weight is None else row.weight for name, row in file.classes.items()}
     classes = {**DEFAULT_CLASSES, **classes}
@@ -208,7 +208,7 @@ def _mistake(error: Any) -> str:
     if error["loc"][-1] == KEY:
         return f"{path[0]}.{path[-1]!r} is not a name; use letters, digits and _ . - (at most 64)."
     if error["type"] == "extra_forbidden":
-        known = _Tenant if path[0] == "tenants" and len(path) > 2 else _Class if len(path) > 2 else _File
+        known = _Tenant if path[0] == "tenants" and len(path) > 2 else _Class if len(path) > 2 else _TenantsFile
         return f"{at} is not a setting of tenants; use {', '.join(sorted(known.model_fields))}."
     if len(path) <= 2:
         return f"{at}{value} is not a table; write [{at if len(path) == 2 else at + '.NAME'}]."

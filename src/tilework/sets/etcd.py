@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 import httpx
 
 from tilework.sets.etcd_answers import (
-    Answer,
+    EtcdAnswer,
     Event,
     Granted,
     Header,
@@ -64,7 +64,7 @@ class EtcdRegistry:
 
     async def revoke(self, lease: int) -> None:
         try:
-            await self._call("lease/revoke", {"ID": lease}, Answer)
+            await self._call("lease/revoke", {"ID": lease}, EtcdAnswer)
         except LeaseGone:
             return
 
@@ -224,7 +224,7 @@ class EtcdRegistry:
         if len(self._urls) == 1:
             return
         asked = [
-            asyncio.ensure_future(self._answer(self._url(one, "maintenance/status"), {}, Answer))
+            asyncio.ensure_future(self._answer(self._url(one, "maintenance/status"), {}, EtcdAnswer))
             for one in range(len(self._urls))
         ]
         await asyncio.wait(asked, timeout=_NEXT_S)
@@ -232,7 +232,7 @@ class EtcdRegistry:
             one.cancel()
         clusters: dict[int, str] = {}
         for url, answer in zip(self._urls, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(answer, Answer):
+            if isinstance(answer, EtcdAnswer):
                 clusters.setdefault(answer.header.cluster_id, url)
         if len(clusters) > 1:
             raise RegistryLost(f"{' and '.join(clusters.values())} are members of different etcds; give those of one")

@@ -21,17 +21,17 @@ class Header(BaseModel):
     revision: int
 
 
-class Answer(BaseModel):
+class EtcdAnswer(BaseModel):
     """The header that every answer has."""
 
     header: Header
 
 
-class Granted(Answer):
+class Granted(EtcdAnswer):
     ID: int
 
 
-class _Streamed(Answer):
+class _Streamed(EtcdAnswer):
     """A message of a stream."""
 
     @model_validator(mode="before")
@@ -56,23 +56,23 @@ class KeyValue(BaseModel):
     lease: int = 0
 
 
-class Listed(Answer):
+class Listed(EtcdAnswer):
     kvs: list[KeyValue] = Field(default_factory=list)
 
 
-class _Found(BaseModel):
+class _RangeResponse(BaseModel):
     kvs: list[KeyValue] = Field(default_factory=list)
 
 
-class _Part(BaseModel):
-    response_range: _Found = Field(default_factory=_Found)
+class _ResponseOp(BaseModel):
+    response_range: _RangeResponse = Field(default_factory=_RangeResponse)
 
 
-class Written(Answer):
+class Written(EtcdAnswer):
     """The answer of a transaction; `found` are the entries that its reads have found."""
 
     succeeded: bool = False
-    responses: list[_Part] = Field(default_factory=list)
+    responses: list[_ResponseOp] = Field(default_factory=list)
 
     @property
     def found(self) -> list[KeyValue]:
@@ -98,7 +98,7 @@ class _Problem(BaseModel):
     code: int
 
 
-Kind = TypeVar("Kind", bound=Answer)
+Kind = TypeVar("Kind", bound=EtcdAnswer)
 
 
 class LeaseGone(Exception):

@@ -22,7 +22,7 @@ from tilework.policy.placement.utilisation import UtilisationRule
 from tilework.sets.chores import kept_alive
 from tilework.sets.directory import Directory
 from tilework.sets.manager import Move, moves
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.presence import Presence
 from tilework.sets.records import LEADER, ROUTES, SETS, LeaderRecord, Route, encoded
 from tilework.sets.registry import Guard, Registry, RegistryLost
@@ -43,7 +43,7 @@ class NodeManager:
         self._rule = rule
         self._own = own
         record = encoded(LeaderRecord(set=own))
-        self._member = Member(registry, LEADER, lambda _lease: record, ttl_s=TTL_S, retry_s=_RETRY_S)
+        self._member = KeyOwner(registry, LEADER, lambda _lease: record, ttl_s=TTL_S, retry_s=_RETRY_S)
         self._epoch: int | None = None
         self._changed_s = 0.0  # The time when nodes were last taken from a set, or this server began to lead.
         self._presence = Presence()

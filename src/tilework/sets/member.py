@@ -15,7 +15,7 @@ BEAT_S = 1.0
 _LEAVE_S = 1.0
 
 
-class Member:
+class KeyOwner:
     """Keeps a record at `key`. It owns the key while `created` is not None. `record` makes the record for a lease.
 
     A key of another owner is tried again every `retry_s`, until it is free. If the registry is lost, the record ends

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from tilework.sets.chores import Chore, kept_alive
 from tilework.sets.directory import Directory
-from tilework.sets.member import Member
+from tilework.sets.member import KeyOwner
 from tilework.sets.records import AGENTS, ROUTES, AgentRecord, encoded
 from tilework.sets.registry import Registry
 
@@ -37,7 +37,7 @@ class RoutedAgent:
         self._serving: asyncio.Future[None] | None = None
         self._leaves = asyncio.Event()  # Set to leave the set that it serves.
         self._is_asked = False  # True once this agent itself has asked to leave that set.
-        self._member = Member(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
+        self._member = KeyOwner(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
 
     def _record(self, lease: int) -> bytes:
         return encoded(AgentRecord(lease=lease, set=self._set))

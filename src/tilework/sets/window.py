@@ -24,7 +24,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class _Part:
+class _BusyPart:
     """Busy times in a part of the window, from `start_ns` on."""
 
     start_ns: int
@@ -38,7 +38,7 @@ class UseWindow:
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
         self._part_ns = max(1, window_ns // _NUM_PARTS)
-        self._parts: deque[_Part] = deque()
+        self._parts: deque[_BusyPart] = deque()
         self._joined_ns: dict[int, int] = {}
         self._first_ns: int | None = None
 
@@ -72,7 +72,7 @@ class UseWindow:
         first_ns = max(self._first_ns or 0, start_ns - self.window_ns + self._part_ns)
         next_ns = self._parts[-1].start_ns + self._part_ns if self._parts else first_ns - first_ns % self._part_ns
         for begin_ns in range(max(next_ns, start_ns - self.window_ns + self._part_ns), start_ns + 1, self._part_ns):
-            self._parts.append(_Part(begin_ns))
+            self._parts.append(_BusyPart(begin_ns))
         while self._parts and self._parts[0].start_ns <= start_ns - self.window_ns:
             self._parts.popleft()
 

@@ -36,7 +36,7 @@ from tilework.core.work import Group, Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
-from tilework.sim.config import Layout, SimConfig
+from tilework.sim.config import DeviceLayout, SimConfig
 from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
@@ -77,7 +77,7 @@ class Cluster:
         self._clock = clock
         self._injector = injector
         self._has_faults = bool(injector.faults)
-        self._layout = layout = Layout(
+        self._layout = layout = DeviceLayout(
             num_devices=config.num_devices,
             devices_per_node=costs.table.devices_per_node,
             slots_per_node=config.slots_per_node if costs.table.needs_slots else 0,

@@ -47,7 +47,7 @@ class SimConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class DeviceLayout:
     """Accelerators 0 to `num_devices` - 1 fill nodes in order; the CPU slots of each node have the ids after these."""
 
     num_devices: int

@@ -58,7 +58,7 @@ from tilework.policy.registry import downtime_ns, may_fail
 from tilework.sim.faults import Faults
 from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Ending, Trace, Violation, check_image, check_no_overlap, require
+from tilework.sim.trace import Trace, TraceEnding, Violation, check_image, check_no_overlap, require
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
 INTERRUPTION_NS = 120 * NS_PER_S
@@ -533,7 +533,7 @@ class Invariants:
         self._check_waits(len(trace.runs))
         self._check_leftovers()
 
-    def _check_promise(self, ending: Ending) -> None:
+    def _check_promise(self, ending: TraceEnding) -> None:
         """Check that accepted promises are kept, unless the client cancels or the policy may fail what it accepted."""
         status = ending.status
         deadline_ns = ending.request.deadline_ns

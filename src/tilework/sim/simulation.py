@@ -27,7 +27,7 @@ from tilework.sim.models.catalog import Change, SimCatalog, TimedChange
 from tilework.sim.nodes.front_ends import FrontEnds
 from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel
-from tilework.sim.trace import Ending, Trace
+from tilework.sim.trace import Trace, TraceEnding
 
 _MAX_CRASHES = 3  # Crashes of the controller in one simulation.
 _NO_CHECKPOINT = Checkpoint()
@@ -95,7 +95,7 @@ class Simulation:
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
         self._accepted: dict[str, Accept] = {}
-        self._endings: dict[str, Ending] = {}
+        self._endings: dict[str, TraceEnding] = {}
         self._images: dict[str, State] = {}
         self._checkpoints: dict[str, Checkpoint] = {}  # By uid: requests whose job has not begun again.
         self._log = ReplayLog()
@@ -251,7 +251,7 @@ class Simulation:
     def _end(self, uid: str, status: Status, reason: str) -> None:
         assert uid not in self._endings, f"request {uid} ended twice"
         accepted = self._accepted.get(uid)
-        self._endings[uid] = Ending(
+        self._endings[uid] = TraceEnding(
             request=self._requests[uid],
             status=status,
             finish_ns=self._clock.now_ns + (0 if status is Status.REJECTED else self.config.result_ns),

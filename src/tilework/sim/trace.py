@@ -10,7 +10,7 @@ from tilework.sim.runs import LoadRun, Run, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class TraceEnding:
     """End of one request.
 
     `job_id` and `eta_ns`, the finish predicted at admission, are None if the request was rejected. `image` is the state
@@ -49,7 +49,7 @@ class Trace:
     """
 
     runs: tuple[Run, ...]
-    endings: tuple[Ending, ...]
+    endings: tuple[TraceEnding, ...]
     num_events: int
     loads: tuple[LoadRun, ...] = ()
     num_reads: int = 0

@@ -9,7 +9,7 @@ from tilework.core.component import Memory
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group
 from tilework.sim.clock import Clock
-from tilework.sim.config import Layout
+from tilework.sim.config import DeviceLayout
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.runs import Run
@@ -37,7 +37,7 @@ class Workers:
         injector: FaultInjector,
         fleet: Fleet,
         *,
-        layout: Layout,
+        layout: DeviceLayout,
         memory: Callable[[int], Memory],
         on_joined: Callable[[int], None],
         on_dead: Callable[[int, str], Callable[[], None]],

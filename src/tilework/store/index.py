@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry(Generic[T]):
+class _IndexEntry(Generic[T]):
     value: T
     num_bytes: int
     expires_ns: int
@@ -32,7 +32,7 @@ class Index(Generic[T]):
         assert ttl_ns > 0
         self.max_bytes = max_bytes
         self._ttl_ns = ttl_ns
-        self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
+        self._entries: OrderedDict[str, _IndexEntry[T]] = OrderedDict()
         self._shares = Shares()
         self._num_bytes = 0
 
@@ -67,7 +67,7 @@ class Index(Generic[T]):
         removed = self.remove(uid)
         while self._num_bytes + num_bytes > self.max_bytes:
             removed += self.remove(self._shares.oldest_of_most_bytes(_owner(uid), num_bytes))
-        self._entries[uid] = _Entry(value, num_bytes, expires_ns)
+        self._entries[uid] = _IndexEntry(value, num_bytes, expires_ns)
         self._shares.add(_owner(uid), uid, num_bytes)
         self._num_bytes += num_bytes
         return removed

@@ -21,7 +21,7 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RedisResult:
     """A `Result` in chunks on one server."""
 
     server: Redis
@@ -141,12 +141,12 @@ async def _told(answer: Awaitable[_Answer]) -> _Answer:
         raise StoreUnreachable(f"Redis: {error}") from error
 
 
-async def _found(server: Redis, name: str) -> _Found | None:
+async def _found(server: Redis, name: str) -> _RedisResult | None:
     head = await server.get(name)
     if head is None:
         return None
     fields = json.loads(head)
-    return _Found(server, name, fields["num_bytes"], fields["chunk_bytes"], fields["media_type"])
+    return _RedisResult(server, name, fields["num_bytes"], fields["chunk_bytes"], fields["media_type"])
 
 
 async def _remove(server: Redis, name: str) -> bool | None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _S3Result:
     """A `Result` that is one object. If the object is deleted meanwhile, it cannot be read further."""
 
     store: S3Store
@@ -80,7 +80,7 @@ class S3Store(SharedStore):
         head = await self.ask("head_object", uid)
         if head is None or float(head["Metadata"].get(_EXPIRES, 0)) <= datetime.now(UTC).timestamp():
             return None
-        return _Found(self, uid, head["ETag"], head["ContentLength"], head["ContentType"])
+        return _S3Result(self, uid, head["ETag"], head["ContentLength"], head["ContentType"])
 
     async def remove(self, uid: str) -> None:
         await self.ask("delete_object", uid)

@@ -86,7 +86,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         begin_anew(connection, sources, site)
     place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
-    link = _Link(connection, partial(Groups, site.device_id, site.rendezvous, site.collectives, site.link_timeout_s))
+    link = _PipeEnd(connection, partial(Groups, site.device_id, site.rendezvous, site.collectives, site.link_timeout_s))
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
@@ -131,7 +131,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     sender.finish()
 
 
-def _execute_all(link: _Link, worker: Worker) -> None:
+def _execute_all(link: _PipeEnd, worker: Worker) -> None:
     """Execute commands until `Quit`; while there is none, load what is left to be loaded."""
     while True:
         while link.queue.empty() and worker.loads.load_block():
@@ -150,7 +150,7 @@ def _read_for_workers(source: Source, site: Site, start_ns: int) -> ModelRead:
     return ModelRead(Loaded((model,), time.monotonic_ns() - start_ns), skeleton)
 
 
-def _read_for_others(link: _Link, site: Site) -> None:
+def _read_for_others(link: _PipeEnd, site: Site) -> None:
     """Read components ahead of need until the end."""
     files = SharedWeights(Path(site.blobs) / WEIGHTS)
     while isinstance(command := link.queue.get(), ReadWeights):
@@ -289,7 +289,7 @@ def _prepare(source: Source, device_id: int) -> None:
         torch.cuda.set_device(device_id)
 
 
-class _Link:
+class _PipeEnd:
     """The worker's end of the pipe. A separate thread receives, so that some commands overtake queued ones."""
 
     def __init__(self, connection: socket.socket, groups: Callable[..., Groups]) -> None:

@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from tilework.comm.ring.errors import RingCorrupted
-from tilework.comm.ring.layout import UNIT, Layout, State, Word
+from tilework.comm.ring.layout import UNIT, RingLayout, SlotState, Word
 from tilework.comm.ring.verbs import Cas64, Flush, Get, Put
 
 CONSUMER = 0
@@ -207,7 +207,7 @@ class Setting:
     committed messages may be lost, but what is delivered is still right.
     """
 
-    layout: Layout
+    layout: RingLayout
     consumer: Program
     producers: tuple[Program, ...]
     contents: Mapping[bytes, tuple[int, int]]
@@ -416,10 +416,10 @@ class Explorer:
         journal = state.journal
         if 2 <= place < 2 + self.layout.slots:
             word = Word.unpack(value)
-            if word.state == State.READY and process != CONSUMER:
+            if word.state == SlotState.READY and process != CONSUMER:
                 bit = 1 << process * MESSAGES + journal.sending[process]
                 journal = journal._replace(committed=journal.committed | bit)
-            if word.state == State.ABANDONED:
+            if word.state == SlotState.ABANDONED:
                 journal = journal._replace(abandoned=journal.abandoned + 1)
         elif self.setting.is_fenced:
             first = self.layout.data + (place - 2 - self.layout.slots) * UNIT

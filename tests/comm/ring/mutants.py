@@ -27,7 +27,7 @@ class Mistake:
     def protocol(self) -> Protocol:
         module = mutated(self.module, self.changes)
         part = self.module.__name__.rpartition(".")[2]
-        return Protocol(**{part: module.Layout if part == "layout" else module})
+        return Protocol(**{part: module.RingLayout if part == "layout" else module})
 
     def is_found(self) -> bool:
         try:
@@ -67,8 +67,8 @@ MISTAKES = (
         name="a commit that is a plain write",
         module=produce,
         changes={
-            "    if (yield Cas64(slot, reservation.word, word.to(State.READY))) == reservation.word:\n": (
-                "    yield Put(slot, (word.to(State.READY).to_bytes(8, 'little'),))\n    if True:\n"
+            "    if (yield Cas64(slot, reservation.word, word.to(SlotState.READY))) == reservation.word:\n": (
+                "    yield Put(slot, (word.to(SlotState.READY).to_bytes(8, 'little'),))\n    if True:\n"
             )
         },
         where=ONE_LATE,
@@ -82,7 +82,9 @@ MISTAKES = (
     Mistake(
         name="bytes of an abandoned entry that are used again without a fence",
         module=consume,
-        changes={"        if seen.state == State.PAD:": "        if seen.state in (State.PAD, State.ABANDONED):"},
+        changes={
+            "        if seen.state == SlotState.PAD:": "        if seen.state in (SlotState.PAD, SlotState.ABANDONED):"
+        },
         where=LATE,
     ),
     Mistake(
@@ -103,7 +105,7 @@ MISTAKES = (
     Mistake(
         name="an owner's later entry delivered before a former one",
         module=consume,
-        changes={" or (entry.state == State.READY and entry.owner in owners)": ""},
+        changes={" or (entry.state == SlotState.READY and entry.owner in owners)": ""},
         where={"sizes": ((1, 1),), "slots": 2, "units": 4},
     ),
     Mistake(

@@ -24,7 +24,7 @@ from comm.ring.explorer import (
     Told,
 )
 from tilework.comm.ring import consume, entry, produce
-from tilework.comm.ring.layout import UNIT, Layout, State
+from tilework.comm.ring.layout import UNIT, RingLayout, SlotState
 from tilework.comm.ring.verbs import Get
 
 Steps = Generator[Any, Any, None]
@@ -39,7 +39,7 @@ class Protocol:
     produce: ModuleType = produce
     consume: ModuleType = consume
     entry: ModuleType = entry
-    layout: type[Layout] = Layout
+    layout: type[RingLayout] = RingLayout
 
 
 def message(owner: int, index: int, units: int) -> tuple[bytes, bytes]:
@@ -83,7 +83,7 @@ def setting(
 
 
 def producer(
-    protocol: Protocol, layout: Layout, owner: int, sizes: tuple[int, ...], rejoins: int | None = None
+    protocol: Protocol, layout: RingLayout, owner: int, sizes: tuple[int, ...], rejoins: int | None = None
 ) -> Steps:
     holder, last = owner, len(sizes) - 1
     for index, units in enumerate(sizes):
@@ -104,7 +104,7 @@ def producer(
         yield Told(index, "sent" if is_sent else "lost")
 
 
-def consumer(protocol: Protocol, layout: Layout, limit: int, grants: bool) -> Steps:
+def consumer(protocol: Protocol, layout: RingLayout, limit: int, grants: bool) -> Steps:
     consume = protocol.consume
     window = yield from consume.recover(layout)
     while True:
@@ -120,16 +120,16 @@ def consumer(protocol: Protocol, layout: Layout, limit: int, grants: bool) -> St
         waiting = list(window.undecided.values())
         for one in waiting:
             if (yield Choose("dead", one.owner)) or (
-                one.state == State.ABANDONED and (yield Choose("kill", one.owner))
+                one.state == SlotState.ABANDONED and (yield Choose("kill", one.owner))
             ):
                 yield Fence(one.owner)
                 yield from consume.drop_fenced(layout, window, one.owner)
-            elif one.state == State.RESERVED and (yield Choose("abandon", one.owner)):
+            elif one.state == SlotState.RESERVED and (yield Choose("abandon", one.owner)):
                 yield from protocol.produce.abandon(layout, one.position.slot, one.word)
         yield Pause()
 
 
-def _deliver(protocol: Protocol, layout: Layout, one: consume.Entry) -> Steps:
+def _deliver(protocol: Protocol, layout: RingLayout, one: consume.SlotEntry) -> Steps:
     offset, size = layout.entry(one.position.unit), one.units * UNIT
     data = yield Get(offset, size)
     content = protocol.entry.decode(one.position.slot, memoryview(data), zlib.crc32)
@@ -141,7 +141,7 @@ def _deliver(protocol: Protocol, layout: Layout, one: consume.Entry) -> Steps:
     yield Deliver(one.position.slot, offset, size, header + payload)
 
 
-def peer(protocol: Protocol, layout: Layout) -> Steps:
+def peer(protocol: Protocol, layout: RingLayout) -> Steps:
     """Abandons what it finds reserved, once each."""
     found = yield from protocol.produce.find_reserved(layout)
     for slot, word in found:

@@ -9,18 +9,18 @@ import pytest
 
 from tilework.comm.ring import consume, produce
 from tilework.comm.ring.entry import encode
-from tilework.comm.ring.layout import Layout, State, Word
-from tilework.comm.ring.transport import Message, Outcome, Transport
+from tilework.comm.ring.layout import RingLayout, SlotState, Word
+from tilework.comm.ring.transport import Message, SendOutcome, Transport
 from tilework.comm.ring.verbs import Buffer, Put, Steps, carry_out
 
-LAYOUT = Layout(slots=4, units=8)
+LAYOUT = RingLayout(slots=4, units=8)
 FOREVER = 1 << 62
 
 
 class PlainMemory:
     """Memory of this process alone."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RingLayout) -> None:
         self.memory = mmap(-1, layout.size)
 
     def get(self, offset: int, size: int, *, deadline_ns: int) -> bytes:
@@ -94,7 +94,7 @@ def test_others_go_on_past_an_entry_whose_owner_crashed(bench: Bench, is_written
     reservation = bench.reserve(1)
     if is_written:
         bench.write(reservation, b"never")
-    assert bench.send(2, b"after") == Outcome.SENT
+    assert bench.send(2, b"after") == SendOutcome.SENT
     assert bench.take() == [b"after"]
     assert not bench.is_empty
     bench.transport.drop_fenced(bench.window, 1, FOREVER)
@@ -110,7 +110,7 @@ def test_a_crash_before_the_hint_hinders_no_other(bench: Bench) -> None:
         if getattr(verb, "offset", None) == LAYOUT.hint and not hasattr(verb, "size"):
             break  # The compare-and-swap that moves the hint is not carried out.
     for number in range(20):
-        assert bench.send(2, b"%d" % number) == Outcome.SENT
+        assert bench.send(2, b"%d" % number) == SendOutcome.SENT
         assert bench.take() == [b"%d" % number]
         bench.transport.drop_fenced(bench.window, 1, FOREVER)
 
@@ -124,15 +124,15 @@ def test_a_put_that_comes_after_the_entry_was_abandoned_changes_no_other(bench: 
     bench.take()
     bench.give_up(late)
     sent = []
-    while bench.send(2, b"%d" % len(sent)) == Outcome.SENT:
+    while bench.send(2, b"%d" % len(sent)) == SendOutcome.SENT:
         sent.append(b"%d" % len(sent))
     assert bench.take() == sent
-    assert bench.send(2, b"more") == Outcome.FULL  # The bytes of the late one are kept free for it.
+    assert bench.send(2, b"more") == SendOutcome.FULL  # The bytes of the late one are kept free for it.
     bench.write(late, b"late")
     assert not bench.commit(late)
     assert bench.take() == []
     assert bench.is_empty
-    assert bench.send(2, b"more") == Outcome.SENT
+    assert bench.send(2, b"more") == SendOutcome.SENT
     assert bench.take() == [b"more"]
 
 
@@ -141,7 +141,7 @@ def test_a_late_commit_after_the_owner_was_fenced_is_a_known_loss(bench: Bench) 
     bench.take()
     bench.transport.drop_fenced(bench.window, 1, FOREVER)
     for number in range(LAYOUT.slots):
-        assert bench.send(2, b"%d" % number) == Outcome.SENT
+        assert bench.send(2, b"%d" % number) == SendOutcome.SENT
         assert not bench.commit(late)
         assert bench.take() == [b"%d" % number]
 
@@ -168,11 +168,11 @@ def test_a_consumer_that_crashed_before_it_emptied_slots_is_continued(bench: Ben
     verb = next(steps)
     assert isinstance(verb, Put)
     bench.run(_single(verb))  # The head; the slot is not emptied.
-    assert bench.send(1, b"b") == Outcome.SENT
+    assert bench.send(1, b"b") == SendOutcome.SENT
     bench.window = bench.transport.recover(FOREVER)
     assert bench.take() == [b"b"]
     for number in range(2 * LAYOUT.slots):
-        assert bench.send(1, b"%d" % number) == Outcome.SENT
+        assert bench.send(1, b"%d" % number) == SendOutcome.SENT
         assert bench.take() == [b"%d" % number]
 
 
@@ -188,12 +188,12 @@ def test_positions_and_words_wrap() -> None:
         bench.memory.put(LAYOUT.slot(number), (word.to_bytes(8, "little"),), deadline_ns=FOREVER)
     bench.window = bench.transport.recover(FOREVER)
     for number in range(3 * LAYOUT.slots):
-        assert bench.send(1, b"%d" % number) == Outcome.SENT
+        assert bench.send(1, b"%d" % number) == SendOutcome.SENT
         assert bench.take() == [b"%d" % number]
     assert bench.window.head.slot < LAYOUT.slots * 4
 
 
 def test_a_word_has_its_parts_where_the_page_says() -> None:
-    word = Word(0xABCDEF, State.ABANDONED, 0x3FF, 0x7FFFFFF)
+    word = Word(0xABCDEF, SlotState.ABANDONED, 0x3FF, 0x7FFFFFF)
     assert word.pack() == 0xABCDEF << 40 | 4 << 37 | 0x3FF << 27 | 0x7FFFFFF
     assert Word.unpack(word.pack()) == word

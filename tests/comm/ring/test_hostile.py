@@ -10,10 +10,10 @@ import pytest
 
 from tilework.comm.ring.consume import Window
 from tilework.comm.ring.errors import RingCorrupted
-from tilework.comm.ring.layout import Layout, State, Word
+from tilework.comm.ring.layout import RingLayout, SlotState, Word
 from tilework.comm.ring.transport import Message, Transport, spans, transport
 
-LAYOUT = Layout(slots=8, units=32)
+LAYOUT = RingLayout(slots=8, units=32)
 FOREVER = 1 << 62
 
 
@@ -59,7 +59,7 @@ def _disturb(rng: random.Random, memory: mmap, ring: Transport, window: Window) 
             memory[start : start + 8] = rng.choice((rng.randbytes(8), b"\xff" * 8))
         case 3:
             number = window.scan.slot
-            word = Word(LAYOUT.generation(number), State.RESERVED, 1, 1)
+            word = Word(LAYOUT.generation(number), SlotState.RESERVED, 1, 1)
             memory[LAYOUT.slot(number) : LAYOUT.slot(number) + 8] = word.pack().to_bytes(8, "little")
 
 

@@ -14,8 +14,8 @@ from comm.ring.programs import setting
 from tilework.comm.ring import produce
 from tilework.comm.ring.consume import Window
 from tilework.comm.ring.errors import RingCorrupted
-from tilework.comm.ring.layout import Layout, Position
-from tilework.comm.ring.transport import Found, Message, Outcome, Transport, has_extension, spans
+from tilework.comm.ring.layout import Position, RingLayout
+from tilework.comm.ring.transport import Found, Message, SendOutcome, Transport, has_extension, spans
 from tilework.comm.ring.verbs import carry_out
 
 if not has_extension():
@@ -57,7 +57,7 @@ def _bitwise(data: bytes) -> int:
 class Twins:
     """Two rings of equal memory: one is used step by step, the other by the C extension."""
 
-    def __init__(self, layout: Layout, is_checked: bool) -> None:
+    def __init__(self, layout: RingLayout, is_checked: bool) -> None:
         self.layout = layout
         self.memories = [mmap(-1, layout.size) for _ in range(2)]
         self.stepped = Transport(layout, AtomicMemory(self.memories[0]), self.memories[0], is_checked)
@@ -123,7 +123,7 @@ def test_from_every_state_of_a_small_ring_both_do_the_same(name: str) -> None:
                 twins.release(found.slot)
 
 
-def _bytes(layout: Layout, memory: tuple[object, ...]) -> bytes:
+def _bytes(layout: RingLayout, memory: tuple[object, ...]) -> bytes:
     head, hint, *rest = memory
     data = bytearray(layout.size)
     words = {layout.head: head, layout.hint: hint}
@@ -139,7 +139,7 @@ def _bytes(layout: Layout, memory: tuple[object, ...]) -> bytes:
 @pytest.mark.parametrize("seed", range(10))
 def test_random_sequences_do_the_same(seed: int, is_checked: bool) -> None:
     rng = random.Random(seed)
-    twins = Twins(Layout(slots=8, units=32), is_checked)
+    twins = Twins(RingLayout(slots=8, units=32), is_checked)
     reserved: dict[int, produce.Reservation] = {}
     held: list[Found] = []
     for _ in range(400):
@@ -173,7 +173,7 @@ def test_random_sequences_do_the_same(seed: int, is_checked: bool) -> None:
 
 
 def test_an_entry_that_is_abandoned_while_the_extension_writes_it_is_lost_and_given_back() -> None:
-    layout = Layout(slots=4, units=1 << 19)
+    layout = RingLayout(slots=4, units=1 << 19)
     memory = mmap(-1, layout.size)
     ring = AtomicTransport(layout, AtomicMemory(memory), memory, is_checked=True)
     messages: list[Message] = [(b"", bytes(15 << 20))]
@@ -186,7 +186,7 @@ def test_an_entry_that_is_abandoned_while_the_extension_writes_it_is_lost_and_gi
             pass
         is_abandoned = all(ring.abandon(slot, word, FOREVER) for slot, word in reserved) and bool(reserved)
         thread.join()
-        assert results == [(0, Outcome.LOST) if is_abandoned else (1, Outcome.SENT)]
+        assert results == [(0, SendOutcome.LOST) if is_abandoned else (1, SendOutcome.SENT)]
         ring.take(window, 1, FOREVER)
         assert window.head == window.scan
         if is_abandoned:
@@ -195,7 +195,7 @@ def test_an_entry_that_is_abandoned_while_the_extension_writes_it_is_lost_and_gi
 
 
 def test_both_read_what_was_sent() -> None:
-    twins = Twins(Layout(slots=4, units=64), is_checked=True)
+    twins = Twins(RingLayout(slots=4, units=64), is_checked=True)
     parts = [b"a" * 100, memoryview(b"bcd" * 30), bytearray(b"e")]
     twins.send(1, [(b"header", *parts)])
     (found,) = twins.look(1)
@@ -208,7 +208,7 @@ def test_both_read_what_was_sent() -> None:
 
 def test_damaged_bytes_are_noticed_by_both() -> None:
     for is_checked in (True, False):
-        twins = Twins(Layout(slots=4, units=64), is_checked)
+        twins = Twins(RingLayout(slots=4, units=64), is_checked)
         twins.send(1, [(b"header", b"payload" * 20)])
         for memory in twins.memories:
             memory[twins.layout.data + 100] ^= 1
@@ -219,7 +219,7 @@ def test_damaged_bytes_are_noticed_by_both() -> None:
 def test_a_word_that_no_producer_writes_is_an_error() -> None:
     for bad in (5 << 37, 3 << 40, 2 << 37, (2 << 37) | 100):
         for index in range(2):
-            twins = Twins(Layout(slots=4, units=64), is_checked=True)
+            twins = Twins(RingLayout(slots=4, units=64), is_checked=True)
             for memory in twins.memories:
                 memory[twins.layout.slot(0) : twins.layout.slot(0) + 8] = bad.to_bytes(8, "little")
             with pytest.raises(RingCorrupted):
@@ -241,6 +241,6 @@ def test_a_word_that_no_producer_writes_is_an_error() -> None:
     ],
 )
 def test_calls_outside_the_memory_are_errors(call: str, arguments: tuple[object, ...]) -> None:
-    memory = mmap(-1, Layout(2, 4).size)
+    memory = mmap(-1, RingLayout(2, 4).size)
     with pytest.raises((ValueError, OverflowError)):
         getattr(_native, call)(memory, *arguments)

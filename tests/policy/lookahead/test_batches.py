@@ -31,7 +31,7 @@ from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.demand import Speed
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead.batch import Batch, Member
+from tilework.policy.lookahead.batch import Batch, BatchMember
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.policy import LookaheadPolicy
@@ -48,7 +48,7 @@ def step_time(stage: Stage, requests: Sequence[Request]) -> float:
     return (FIXED_MS + EACH_MS * len(requests)) * MS if stage.has_steps else DECODE_MS * len(requests) * MS
 
 
-def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, decode_ms: int = 0) -> Member:
+def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, decode_ms: int = 0) -> BatchMember:
     is_due = due_ms < inf
     forecast = JobForecast(
         job_id=index,
@@ -62,10 +62,10 @@ def member(index: int, steps: int, due_ms: float = inf, *, encode_ms: int = 0, d
         tail_ns=0.0,
     )
     waiting = job(index, request(str(index), steps=steps))
-    return Member(waiting, forecast, encode_ms * MS, steps, decode_ms * MS, forecast.due_ns)
+    return BatchMember(waiting, forecast, encode_ms * MS, steps, decode_ms * MS, forecast.due_ns)
 
 
-def batch(*members: Member) -> Batch:
+def batch(*members: BatchMember) -> Batch:
     return Batch(members, 0.0, step_time)
 
 
@@ -76,7 +76,7 @@ def test_members_end_one_by_one_and_steps_are_faster_then() -> None:
     assert batch(member(0, 4)).ends_ns == (400 * MS,)
 
 
-def shared_decode(saved_ms: float, *members: Member, num_behind: float = 0.0) -> Batch:
+def shared_decode(saved_ms: float, *members: BatchMember, num_behind: float = 0.0) -> Batch:
     """A batch in which a decode of two takes so much less than two decodes."""
 
     def timed(stage: Stage, requests: Sequence[Request]) -> float:
@@ -160,7 +160,7 @@ def test_those_without_deadlines_gain_in_the_mean_or_stay_apart() -> None:
 def test_promises_are_kept_even_if_members_run_one_by_one_later() -> None:
     """A chunk of one step together takes 140 ms, then the first has 400 ms to go and the second 400 more."""
 
-    def promised(index: int, due_ms: int) -> Member:
+    def promised(index: int, due_ms: int) -> BatchMember:
         one = member(index, 5, due_ms=due_ms)
         one.job.promised = Block(due_ms * MS, 0, Demand(1, 500 * MS))  # type: ignore[misc]
         return one

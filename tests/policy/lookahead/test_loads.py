@@ -138,7 +138,7 @@ def test_a_deadline_is_not_given_up_for_a_load_that_a_busy_device_spares() -> No
 def test_jobs_that_run_go_first_only_while_others_must_load(load_s: float, first: list[int]) -> None:
     """The one that waits has the earlier deadline; with the device that the other is to get besides, it is on time."""
 
-    def feasible(job_id: int, due_s: float, rank: int, load_s: float = 0.0) -> JobForecast:
+    def feasible(job_id: int, due_s: float, level: int, load_s: float = 0.0) -> JobForecast:
         return JobForecast(
             job_id=job_id,
             claim=Claim.FEASIBLE,
@@ -149,7 +149,7 @@ def test_jobs_that_run_go_first_only_while_others_must_load(load_s: float, first
             num_steps=4.0,
             head_ns=load_s * NS_PER_S,
             tail_ns=0.0,
-            rank=rank,
+            level=level,
             load_ns=load_s * NS_PER_S,
         )
 

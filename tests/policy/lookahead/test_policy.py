@@ -44,7 +44,7 @@ SPEEDS = tuple(Speed(degree, step_ms * MS) for degree, step_ms in ((1, 100), (2,
 def forecast(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.FEASIBLE, **more: float) -> JobForecast:
     """A job that runs at `degree`, if given; its step ends after `hold_ms`."""
     due_ns, weight = due_ms * MS, more.get("weight", 1.0)
-    rank = next((rank for rank, speed in enumerate(SPEEDS) if speed.degree == more.get("degree")), -1)
+    level = next((level for level, speed in enumerate(SPEEDS) if speed.degree == more.get("degree")), -1)
     head_ns, hold_ns = more.get("head_ms", 0.0) * MS, more.get("hold_ms", 0.0) * MS
     return JobForecast(
         job_id=0,
@@ -57,7 +57,7 @@ def forecast(due_ms: float = inf, steps: int = 10, claim: Claim = Claim.FEASIBLE
         head_ns=head_ns,
         tail_ns=0.0,
         weight=weight,
-        rank=rank,
+        level=level,
         hold_ns=hold_ns,
     )
 

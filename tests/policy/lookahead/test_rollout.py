@@ -26,9 +26,9 @@ def forecasts(draw: st.DrawFn, most: int = 9) -> list[JobForecast]:
     jobs, num_free = [], 8
     claims = st.sampled_from([Claim.FEASIBLE] * 3 + [Claim.OVERDUE] * 2 + [Claim.PINNED, Claim.BEST_EFFORT, Claim.HELD])
     for job_id, claim in enumerate(sorted(draw(st.lists(claims, min_size=2, max_size=most)))):
-        ranks = [rank for rank, speed in enumerate(SPEEDS) if speed.degree <= num_free]
-        rank = draw(st.sampled_from([-1, *ranks]))
-        num_free -= SPEEDS[rank].degree if rank >= 0 else 0
+        levels = [level for level, speed in enumerate(SPEEDS) if speed.degree <= num_free]
+        level = draw(st.sampled_from([-1, *levels]))
+        num_free -= SPEEDS[level].degree if level >= 0 else 0
         due_ms = draw(st.integers(300, 3000)) + 0.5  # No job is late by a rounding.
         jobs.append(
             JobForecast(
@@ -41,8 +41,8 @@ def forecasts(draw: st.DrawFn, most: int = 9) -> list[JobForecast]:
                 head_ns=draw(st.integers(0, 90)) * MS,
                 tail_ns=draw(st.integers(0, 200)) * MS,
                 due_ns=due_ms * MS if claim is Claim.FEASIBLE else inf,
-                rank=rank,
-                hold_ns=draw(st.integers(0, SPEEDS[rank].step_ns // MS)) * MS if rank >= 0 else 0.0,
+                level=level,
+                hold_ns=draw(st.integers(0, SPEEDS[level].step_ns // MS)) * MS if level >= 0 else 0.0,
                 tail_factors=draw(st.sampled_from([(), (1.0, 0.6, 0.35, 0.3)])),
                 least_slack_ns=draw(st.sampled_from([inf, 50.0 * MS])),
             )
@@ -86,7 +86,7 @@ def test_one_more_job_after_all_others_is_as_if_it_had_been_there_from_the_start
     for job in known[len(first) :]:
         if order.has_late:
             break
-        order = order.with_last(replace(job, rank=-1, hold_ns=0.0))
+        order = order.with_last(replace(job, level=-1, hold_ns=0.0))
         expected = simulate_ahead(order.order, 8, 0)
         assert order.has_late == (expected.late is not None)
         if job.job_id % 2 and not order.has_late:
@@ -104,7 +104,7 @@ def job(claim: Claim = Claim.FEASIBLE, steps: float = 10, due_ms: float = inf, *
         head_ns=0.0,
         tail_ns=0.0,
         due_ns=due_ms * MS,
-        rank=int(more.get("rank", -1)),
+        level=int(more.get("level", -1)),
         hold_ns=more.get("hold_ms", 0.0) * MS,
     )
 
@@ -118,8 +118,8 @@ def test_an_overdue_job_may_still_take_devices_that_a_feasible_one_needs() -> No
 
 def test_devices_that_are_held_to_the_end_of_a_step_may_make_a_job_late() -> None:
     """It would be in time on all eight, of which it gets two while steps run on the others."""
-    ending, urgent = job(Claim.PINNED, steps=0.05, rank=0, hold_ms=5), job(steps=10, due_ms=385)
-    holding = [job(Claim.BEST_EFFORT, 50, rank=rank, hold_ms=hold_ms) for rank, hold_ms in ((2, 43), (1, 61))]
+    ending, urgent = job(Claim.PINNED, steps=0.05, level=0, hold_ms=5), job(steps=10, due_ms=385)
+    holding = [job(Claim.BEST_EFFORT, 50, level=level, hold_ms=hold_ms) for level, hold_ms in ((2, 43), (1, 61))]
     assert simulate_ahead([ending, urgent], 8, 0).late is None
     assert simulate_ahead([ending, urgent, *holding], 8, 0).late == 1
 

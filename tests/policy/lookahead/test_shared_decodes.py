@@ -122,11 +122,11 @@ def test_a_deadline_between_two_degrees_needs_the_wider_one() -> None:
 
 
 def test_a_decode_that_is_half_done_takes_half_the_time_at_any_degree() -> None:
-    job = RemainingJob(forecast(500), 0, 10.0, 0.0, 100.0, rank=1)
+    job = RemainingJob(forecast(500), 0, 10.0, 0.0, 100.0, level=1)
     assert job.run_ns() == 110
     job.run(60 + 25)
     assert (job.num_steps, job.run_ns()) == (0.0, 25)
-    job.rank = 0
+    job.level = 0
     assert job.run_ns() == 50
 
 

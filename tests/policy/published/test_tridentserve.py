@@ -24,7 +24,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, one_by_one, read_bids
-from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.layout import Pool, PoolLayout
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import EVERYWHERE, Capacities, PoolOption, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Ways
@@ -150,7 +150,7 @@ def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) ->
     reader = TaskReader({}, costs, 8, ns_from_s(now_s))
     jobs = [job(index, asked, TridentServe().urgency_ns(asked, False)) for index, asked in enumerate(requests)]
     tasks = [task for one in jobs if (task := reader.read(one)) is not None]
-    ways = Ways(Layout.colocated({0: range(8)}), Profiles(), costs)
+    ways = Ways(PoolLayout.colocated({0: range(8)}), Profiles(), costs)
     return [bid.options for bid in read_bids(one_by_one(tasks), ways)]
 
 
@@ -176,7 +176,7 @@ def test_steps_that_did_not_fit_are_tried_again_only_where_nothing_wider_is_left
     profiles.set_devices(None, (num_up,))
     task = TaskReader({}, costs, num_up, 0).read(job(0, asked))
     assert task is not None
-    ways = Ways(Layout.colocated({0: range(num_up)}), profiles, costs).of(task)
+    ways = Ways(PoolLayout.colocated({0: range(num_up)}), profiles, costs).of(task)
     assert sorted(way.degree for way in ways) == degrees
 
 

@@ -28,9 +28,9 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.placement.switching import WindowStats
-from tilework.policy.published.tridentserve.devices import Devices
+from tilework.policy.published.tridentserve.devices import DeviceAllocator
 from tilework.policy.published.tridentserve.dispatch import Dispatch
-from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
+from tilework.policy.published.tridentserve.layout import SHARED, Pool, PoolLayout
 from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.published.tridentserve.program import shortest_first, solve_quickly
@@ -233,7 +233,7 @@ def test_downtime_leaves_changed_devices_idle() -> None:
 def test_the_monitor_sees_what_waits_for_an_auxiliary() -> None:
     """Two decodes of 8 s are done and one waits; the other pool has served as many, and keeps up."""
     pools = {0: Pool("flux.1", ED), 1: Pool("flux.1", ED), 2: Pool("flux.1", C)}
-    layout, monitor = Layout({0: range(3)}, pools), Monitor()
+    layout, monitor = PoolLayout({0: range(3)}, pools), Monitor()
     second = NS_PER_S
     for begin in (0, 8, 16):
         monitor.note(PoolRun(pools[2], begin * second, (begin + 8) * second, 8 * second))
@@ -301,7 +301,7 @@ def test_each_pipeline_has_devices_of_its_own() -> None:
 
 
 def test_pipelines_that_fit_share_all_devices() -> None:
-    layout = Layout.colocated({0: range(4)})
+    layout = PoolLayout.colocated({0: range(4)})
     assert layout.is_colocated
     assert layout.part_of("anything") == SHARED
     assert layout.groups() == (((0, 1, 2, 3), "EDC"),)
@@ -357,10 +357,10 @@ def test_stages_are_queued_on_the_devices_that_are_free_first_and_are_not_kept()
     for device_id in range(8):
         tracker.add_device(device_id, device_id // 4)
     pool = Pool("flux.1", C)
-    layout = Layout({0: range(4), 1: range(4, 8)}, dict.fromkeys((2, 3, 4, 5), pool))
+    layout = PoolLayout({0: range(4), 1: range(4, 8)}, dict.fromkeys((2, 3, 4, 5), pool))
     up = OpenDevices()
     up.update(tracker.devices, 0)
-    devices, none = Devices(up, layout), lambda _: False
+    devices, none = DeviceAllocator(up, layout), lambda _: False
     devices.queue((2,), 0, 10)
     assert devices.earliest(pool, 1, none) == (3,)
     assert devices.earliest(pool, 2, none) == (4, 5)
@@ -369,12 +369,12 @@ def test_stages_are_queued_on_the_devices_that_are_free_first_and_are_not_kept()
     assert devices.earliest(pool, 1, lambda device: device.device_id == 5) == (2,)
     assert devices.earliest(pool, 2, none) is None
     assert devices.queue((2,), 5, 10) == 20
-    assert Devices(up, layout, closed={2, 3}).earliest(pool, 2, none) == (4, 5)
+    assert DeviceAllocator(up, layout, closed={2, 3}).earliest(pool, 2, none) == (4, 5)
 
 
 def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> None:
     """Device 0 is free before device 1, but will make further steps; device 1 only ends a decode."""
-    costs, layout = TableCosts(FLUX), Layout({0: range(2)}, dict.fromkeys(range(2), Pool("flux.1", C)))
+    costs, layout = TableCosts(FLUX), PoolLayout({0: range(2)}, dict.fromkeys(range(2), Pool("flux.1", C)))
     tracker, now_ns = Tracker(TridentServe(), costs), 0
     small, large = ask("a", 0.0, "128x128"), ask("b", 0.0, "2048x2048")
     at_decode = costs.start(large).itinerary.at[5]
@@ -393,7 +393,7 @@ def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> Non
     reader = TaskReader(up.by_id, costs, 2, now_ns)
     task = reader.read(tracker.jobs[2])
     assert task is not None
-    dispatch = Dispatch(tracker, costs, now_ns, Devices(up, layout), reader, profiles, 1, True, True)
+    dispatch = Dispatch(tracker, costs, now_ns, DeviceAllocator(up, layout), reader, profiles, 1, True, True)
     assert not dispatch.after([task])
     assert [start.devices for start in dispatch.starts] == [(1,)]
 

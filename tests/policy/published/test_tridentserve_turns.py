@@ -22,7 +22,7 @@ from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.published.tridentserve.division import Divider, Division
-from tilework.policy.published.tridentserve.layout import Layout
+from tilework.policy.published.tridentserve.layout import PoolLayout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.ways import Profiles, Ways
 from tilework.policy.toolkit.tasks import TaskReader
@@ -56,7 +56,7 @@ def divided(fits: Mapping[str, FitsAt], nodes: Nodes, counts: Sequence[int] | No
     known = list(zip(asked, counts or [1] * len(asked), strict=True))
     known.sort(key=lambda one: one[0].pipeline)
     turns = [cost_key(one) for one in asked]
-    divider = Divider(profiles=Known(fits), costs=COSTS, before=Layout.colocated(nodes), by="device_time")
+    divider = Divider(profiles=Known(fits), costs=COSTS, before=PoolLayout.colocated(nodes), by="device_time")
     return divider.divide(known, turns)
 
 
@@ -120,7 +120,7 @@ def test_a_request_runs_at_the_least_degree_that_fits_if_its_devices_are_too_few
     asked = request("a")
     task = TaskReader({}, costs, 4, 0).read(job(0, asked))
     assert task is not None
-    ways = Ways(Layout.colocated(nodes_of((2,))), Known({PIPELINE: {PlacementType.EDC: (2, 4)}}), costs).of(task)
+    ways = Ways(PoolLayout.colocated(nodes_of((2,))), Known({PIPELINE: {PlacementType.EDC: (2, 4)}}), costs).of(task)
     assert [way.degree for way in ways] == [2]
 
 

@@ -16,7 +16,7 @@ from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import UnknownPolicy, check_pools, make_policy
-from tilework.sim.workloads.cells import BadCell, Cell, Devices, cell_of
+from tilework.sim.workloads.cells import BadCell, Cell, CellDevices, cell_of
 from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests
@@ -109,7 +109,7 @@ def command(
     """
     texts = workload or [GRID]
     comparison = Comparison(
-        cells=_cells(texts, Devices(table=cost, num_devices=devices, devices_per_node=devices_per_node), true_cost),
+        cells=_cells(texts, CellDevices(table=cost, num_devices=devices, devices_per_node=devices_per_node), true_cost),
         policies=_policies(_default_policies(texts) if policies is None else policies),
         num_seeds=_num_seeds(seeds, full, texts),
         conditions=Conditions(jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS)),
@@ -157,7 +157,7 @@ def _share(promises: float | None) -> float | None:
     return promises
 
 
-def _cells(texts: Sequence[str], devices: Devices, true_cost: str | None) -> tuple[Cell, ...]:
+def _cells(texts: Sequence[str], devices: CellDevices, true_cost: str | None) -> tuple[Cell, ...]:
     cells: dict[str, Cell] = {}
     for text in texts:
         try:
@@ -175,11 +175,11 @@ def _cells(texts: Sequence[str], devices: Devices, true_cost: str | None) -> tup
     return tuple(cells.values())
 
 
-def _cells_of(text: str, devices: Devices) -> tuple[Cell, ...]:
+def _cells_of(text: str, devices: CellDevices) -> tuple[Cell, ...]:
     name, _, pattern = text.partition(":")
     if name not in GRIDS:
         return (cell_of(text, devices),)
-    if devices != Devices():
+    if devices != CellDevices():
         raise BadCell(
             "the cells of the grid have their own devices; leave out --cost, --devices and --devices-per-node"
         )

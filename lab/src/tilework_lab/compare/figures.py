@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.sim.runs import Run
-from tilework.sim.trace import Ending, Trace
+from tilework.sim.trace import Trace, TraceEnding
 
 NUM_QUANTILES = 100
 _NEAR = 0.2  # Share of the latency by which a predicted finish may be off.
@@ -107,7 +107,7 @@ def promise_figures_of(trace: Trace) -> PromiseFigures:
     )
 
 
-def eta_figures_of(endings: Iterable[Ending]) -> EtaFigures:
+def eta_figures_of(endings: Iterable[TraceEnding]) -> EtaFigures:
     """Return the accuracy of the predicted finishes."""
     done = [(one, one.eta_ns) for one in endings if one.eta_ns is not None and one.status is Status.DONE]
     due = [(one, eta_ns > one.request.deadline_ns) for one, eta_ns in done if one.request.deadline_ns is not None]
@@ -179,7 +179,7 @@ def nearest_rank(ordered: Sequence[float], percent: float) -> float:
     return ordered[math.ceil(percent * len(ordered) / 100) - 1]
 
 
-def _latency_s(ending: Ending) -> float:
+def _latency_s(ending: TraceEnding) -> float:
     return s_from_ns(ending.latency_ns) if ending.status is Status.DONE else math.inf
 
 
@@ -187,7 +187,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.inf if math.inf in values else math.fsum(values) / len(values)
 
 
-def _fairness(due: Sequence[Ending]) -> float | None:
+def _fairness(due: Sequence[TraceEnding]) -> float | None:
     groups: dict[str, list[bool]] = {}
     several = len({one.request.tenant for one in due}) > 1
     for one in due:
@@ -195,9 +195,9 @@ def _fairness(due: Sequence[Ending]) -> float | None:
     return jain([sum(group) / len(group) for group in groups.values()]) if len(groups) > 1 else None
 
 
-def _by_size(endings: Sequence[Ending]) -> dict[str, SizeFigures]:
+def _by_size(endings: Sequence[TraceEnding]) -> dict[str, SizeFigures]:
     """Return the figures by size, smallest first."""
-    groups: dict[str, list[Ending]] = {}
+    groups: dict[str, list[TraceEnding]] = {}
     for one in sorted(endings, key=lambda one: (one.request.shape.pixels, one.request.shape)):
         groups.setdefault(str(one.request.shape), []).append(one)
     return {

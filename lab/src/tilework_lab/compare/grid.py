@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from tilework.sim.workloads.cells import BadCell, Cell
-from tilework.sim.workloads.family import Family, costs_of
+from tilework.sim.workloads.family import WorkloadFamily, costs_of
 from tilework.sim.workloads.requests import device_seconds
 from tilework.sim.workloads.synthetic import CoServing, HeavyTail
 from tilework_lab.workloads.ddit import DDiT
@@ -131,7 +131,7 @@ def _flux(
     return _cell(section, f"flux{num_devices}-{mix}{suffix}-s{scale}-r{rpm}", workload, num_devices)
 
 
-def _cell(section: str, name: str, workload: Family, num_devices: int) -> Cell:
+def _cell(section: str, name: str, workload: WorkloadFamily, num_devices: int) -> Cell:
     return Cell(name=name, workload=workload, table=workload.cost_table, num_devices=num_devices, section=section)
 
 

@@ -71,7 +71,7 @@ class ShortestFirst:
         if not pool.allocator.num_free():
             return pool.plan(())
         placements: list[Placement] = []
-        for task in sorted(pool.tasks(), key=self._rank):
+        for task in sorted(pool.tasks(), key=self._order):
             if not pool.is_ready(task):
                 pool.keep(task.job.last_devices)
                 continue
@@ -82,7 +82,7 @@ class ShortestFirst:
                 pool.hold(degree, task.job.last_devices)
         return pool.plan(placements)
 
-    def _rank(self, task: Task) -> tuple[int, int]:
+    def _order(self, task: Task) -> tuple[int, int]:
         """Return the urgency as of now: steps that a job has made no longer count."""
         job = task.job
         done_ns = self._run_ns.get(cost_key(job.request), job.demand.run_ns) - job.demand.run_ns

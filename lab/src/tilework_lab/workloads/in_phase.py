@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, numbered, parameter, request_of, scaled, stream, table_of
+from tilework.sim.workloads.family import WorkloadFamily, numbered, parameter, request_of, scaled, stream, table_of
 from tilework_lab.workloads.tetriserve import SIDES, square
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InPhase(Family):
+class InPhase(WorkloadFamily):
     """Bursts of TetriServe's images, a whole number of rounds apart, each `offset_s` after a round's beginning.
 
     A policy that decides at fixed times makes each of these requests wait for nearly a whole round. All of it is ours.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, numbered, parameter, request_of, scaled, stream
+from tilework.sim.workloads.family import WorkloadFamily, numbered, parameter, request_of, scaled, stream
 from tilework_lab.workloads.tetriserve import square
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder(Family):
+class Ladder(WorkloadFamily):
     """Runs of 1024 px requests, each with an earlier deadline than the one before it.
 
     The last of a run is due `last_s` after its arrival, the one before it `rung_s` later, and so on. A policy that

@@ -8,14 +8,14 @@ from typing import ClassVar
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, costs_of, numbered, parameter, request_of, scaled, stream
+from tilework.sim.workloads.family import WorkloadFamily, costs_of, numbered, parameter, request_of, scaled, stream
 from tilework_lab.workloads.tetriserve import square
 
 WIDEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WideAfterNarrow(Family):
+class WideAfterNarrow(WorkloadFamily):
     """Cycles of narrow long requests (1024 px, 40 steps), as many as devices, and then one of 2048 px in a hurry.
 
     The wide request can be on time only on all eight devices, and only if they are freed at once: its deadline is its

@@ -43,7 +43,7 @@ Faultless = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _FuzzOptions:
     """Options that hold for every seed. `faults` keeps their text."""
 
     choice: Choice
@@ -125,7 +125,7 @@ def command(
         if (seeds is None) == (minutes is None):
             raise UserError("give either --seeds N, --minutes M or --seed S")
         tally = _run_many(choice, first, seeds, minutes, processes or os.cpu_count() or 1, quiet=json)
-    _report(tally, _Asked(choice=choice, faults=tuple(fault or ())), first, json)
+    _report(tally, _FuzzOptions(choice=choice, faults=tuple(fault or ())), first, json)
     if tally.bad:
         raise typer.Exit(1)
 
@@ -207,7 +207,7 @@ def _run_many(
     return tally
 
 
-def _report(tally: Tally, asked: _Asked, first: int, json: bool) -> None:
+def _report(tally: Tally, asked: _FuzzOptions, first: int, json: bool) -> None:
     """Print what the seeds came to, with the first violation made smaller."""
     with console.status("making what failed smaller") if tally.bad else console.status(""):
         shrunk = [shrink(asked.choice.scenario(verdict.seed)) for verdict in tally.bad[:_MOST_SHRUNK]]

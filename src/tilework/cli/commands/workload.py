@@ -23,7 +23,7 @@ from tilework.formats.trace import read_trace
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.tables import counted_devices
 from tilework.report.workload import draw_workload
-from tilework.sim.workloads.family import BadParameter, Family, RatedFamily
+from tilework.sim.workloads.family import BadParameter, RatedFamily, WorkloadFamily
 from tilework.sim.workloads.registry import (
     UnknownWorkload,
     family,
@@ -69,7 +69,7 @@ class _Changes:
     trace: Path | None
     set_: Sequence[str] | None
 
-    def workload(self, name: str) -> Family:
+    def workload(self, name: str) -> WorkloadFamily:
         """Make the workload. Raises UserError for an option that it does not have, or one of a wrong value."""
         with user_errors(UnknownWorkload, BadParameter):
             known = parameters_of(family(name))
@@ -127,7 +127,7 @@ def list_(
         print_one(families[0])
 
 
-def _all() -> list[type[Family]]:
+def _all() -> list[type[WorkloadFamily]]:
     """Return all workloads that can be used; those that cannot are named on stderr."""
     found = []
     for name in workload_names():
@@ -138,7 +138,7 @@ def _all() -> list[type[Family]]:
     return found
 
 
-def _named(name: str) -> type[Family]:
+def _named(name: str) -> type[WorkloadFamily]:
     with user_errors(UnknownWorkload):
         return family(name)
 
@@ -267,7 +267,7 @@ class Shown:
         return sum(self.device_s) / self.span_s / self.num_devices if self.device_s and self.span_s > 0 else None
 
 
-def described(workload: type[Family]) -> dict[str, Any]:
+def described(workload: type[WorkloadFamily]) -> dict[str, Any]:
     return {
         "name": workload.name,
         "about": workload.about,
@@ -282,7 +282,7 @@ def described(workload: type[Family]) -> dict[str, Any]:
     }
 
 
-def overview(workloads: Sequence[type[Family]]) -> Table:
+def overview(workloads: Sequence[type[WorkloadFamily]]) -> Table:
     """Return one row per workload; fits 80 columns. `print_one` shows costs, devices and rates."""
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("name", "about", "source"):
@@ -292,7 +292,7 @@ def overview(workloads: Sequence[type[Family]]) -> Table:
     return table
 
 
-def print_one(workload: type[Family]) -> None:
+def print_one(workload: type[WorkloadFamily]) -> None:
     out.print(f"{workload.name}: {workload.about} ({workload.source})", markup=False, highlight=False)
     for paragraph in _paragraphs(workload):
         out.print(paragraph, markup=False, highlight=False, style="dim")
@@ -307,9 +307,10 @@ def print_one(workload: type[Family]) -> None:
     out.print(f"for --cost {workload.table} --devices {workload.num_devices}")
 
 
-def _paragraphs(workload: type[Family]) -> list[str]:
+def _paragraphs(workload: type[WorkloadFamily]) -> list[str]:
     """Return the paragraphs that describe a workload: its own, then those of the workload that it derives from."""
-    families = [each for each in workload.__mro__ if issubclass(each, Family) and each not in (Family, RatedFamily)]
+    bases = {WorkloadFamily, RatedFamily}
+    families = [each for each in workload.__mro__ if issubclass(each, WorkloadFamily) and each not in bases]
     texts = [inspect.cleandoc(each.__doc__ or "") for each in families]
     return [" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n")]
 

@@ -12,7 +12,7 @@ from tilework.sim.plan.mix import Purchase, cheapest
 from tilework.sim.plan.search import SPARE, Sized, Sizing, fewest_devices, more_points
 from tilework.sim.plan.stages import NoStages, StagePlan, stage_plan
 from tilework.sim.plan.traffic import AS_ASKED, Size, WhatIf
-from tilework.sim.plan.trial import Outcome, Question, Trial, Try, trials_of
+from tilework.sim.plan.trial import Question, Trial, TrialOutcome, Try, trials_of
 
 WHAT_IFS = (
     WhatIf(slo=0.8),
@@ -67,7 +67,7 @@ def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
     question = asked.question
     num_trials = 0
 
-    def done(trial: Trial, outcome: Outcome) -> None:
+    def done(trial: Trial, outcome: TrialOutcome) -> None:
         nonlocal num_trials
         num_trials += 1
         on_step(f"{trial.num_devices} x {trial.hardware}, {trial.what_if}, sample {trial.sample + 1}", num_trials)

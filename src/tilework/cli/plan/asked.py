@@ -23,9 +23,9 @@ from tilework.sim.plan.error import ComparedWith, PastRun
 from tilework.sim.plan.interval import num_to_show
 from tilework.sim.plan.mix import unknown_pipelines
 from tilework.sim.plan.search import numbers_of
-from tilework.sim.plan.traffic import Drawn, Resampled, Traffic
+from tilework.sim.plan.traffic import DrawnTraffic, Resampled, Traffic
 from tilework.sim.plan.trial import Question
-from tilework.sim.workloads.cells import BadCell, Cell, Devices, cell_of
+from tilework.sim.workloads.cells import BadCell, Cell, CellDevices, cell_of
 from tilework.sim.workloads.family import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests, check_requests, to_requests
@@ -164,11 +164,11 @@ def _of_workload(wanted: Wanted) -> _Source:
         raise UserError(
             f"--workload {wanted.workload}: a file of requests does not say what they cost; give --hardware"
         )
-    cell = cell_of(wanted.workload, Devices(table=next(iter(wanted.hardware), None), num_devices=1))
+    cell = cell_of(wanted.workload, CellDevices(table=next(iter(wanted.hardware), None), num_devices=1))
     tables = {name: _table(name) for name in wanted.hardware or (cell.table,)}
     workload = cell.workload
     return _Source(
-        traffic=Traffic(draw=_as_they_came(cell, tables) if isinstance(workload, Path) else Drawn(workload)),
+        traffic=Traffic(draw=_as_they_came(cell, tables) if isinstance(workload, Path) else DrawnTraffic(workload)),
         tables=tables,
         controller=ControllerConfig(policy=wanted.policy or DEFAULT_POLICY),
         sim=wanted.sim,

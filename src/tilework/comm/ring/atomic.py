@@ -5,8 +5,8 @@ from __future__ import annotations
 from mmap import mmap
 
 from tilework.comm.ring import _native, consume
-from tilework.comm.ring.consume import Entry, Window
-from tilework.comm.ring.layout import Position, State
+from tilework.comm.ring.consume import SlotEntry, Window
+from tilework.comm.ring.layout import Position, SlotState
 from tilework.comm.ring.transport import Found, Message, Transport
 from tilework.comm.ring.verbs import Buffer
 
@@ -69,12 +69,12 @@ class AtomicTransport(Transport):
         """Note what was seen; return the entries that are committed."""
         found = []
         for one in map(Found._make, seen):
-            entry = Entry(Position(one.slot, one.unit), one.word)
-            if entry.state == State.PAD:
+            entry = SlotEntry(Position(one.slot, one.unit), one.word)
+            if entry.state == SlotState.PAD:
                 window.forget(one.slot)
                 continue
             window.see(entry)
-            if entry.state == State.READY:
+            if entry.state == SlotState.READY:
                 found.append(one)
         return found
 
@@ -118,7 +118,7 @@ class AtomicTransport(Transport):
             return super().take(window, limit, deadline_ns)
         seen = self._look(window, limit)
         copies = _native.copies(self._view, self.layout.slots, self.layout.units, seen)
-        if all(word >> 37 & 7 == State.READY for _, _, word, *_ in seen):
+        if all(word >> 37 & 7 == SlotState.READY for _, _, word, *_ in seen):
             self._advance(window)
             return copies, len(seen) - len(copies)
         found = self._see(window, seen)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from mmap import mmap
 from typing import Protocol
 
-from tilework.comm.ring.layout import Layout
-from tilework.comm.ring.members import Access, Member, Members
+from tilework.comm.ring.layout import RingLayout
+from tilework.comm.ring.members import Access, Members, RingMember
 from tilework.comm.ring.transport import Transport
 
-Admission = Generator[None, None, Member | None]
+Admission = Generator[None, None, RingMember | None]
 """Takes a producer in; yields where it must wait until the connection can be read. Returns None if the producer was
 refused or is gone; then, and if the generator is closed, the connection is closed.
 """
@@ -21,7 +21,7 @@ refused or is gone; then, and if the generator is closed, the connection is clos
 class Site(Protocol):
     """Consumer's side of a back end: the memory of a ring and the way for producers to reach it."""
 
-    layout: Layout
+    layout: RingLayout
     memory: mmap
     address: str
     """Address that producers connect to."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.comm.ring.errors import RingCorrupted
-from tilework.comm.ring.layout import Layout, Position, State, Word
+from tilework.comm.ring.layout import Position, RingLayout, SlotState, Word
 from tilework.comm.ring.produce import abandon, read_word
 from tilework.comm.ring.verbs import Put, Steps
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SlotEntry:
     """A slot as the consumer saw it."""
 
     position: Position
@@ -44,52 +44,52 @@ class Window:
 
     head: Position
     scan: Position
-    open: dict[int, Entry] = field(default_factory=dict)
-    undecided: dict[int, Entry] = field(default_factory=dict)
+    open: dict[int, SlotEntry] = field(default_factory=dict)
+    undecided: dict[int, SlotEntry] = field(default_factory=dict)
 
-    def see(self, entry: Entry) -> None:
+    def see(self, entry: SlotEntry) -> None:
         slot = entry.position.slot
         self.open[slot] = entry
-        if entry.state == State.READY:
+        if entry.state == SlotState.READY:
             self.undecided.pop(slot, None)
         else:
             self.undecided[slot] = entry
 
-    def forget(self, slot: int) -> Entry:
+    def forget(self, slot: int) -> SlotEntry:
         self.undecided.pop(slot, None)
         return self.open.pop(slot)
 
 
-def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
+def look(layout: RingLayout, window: Window, limit: int) -> Steps[list[SlotEntry]]:
     """Return at most `limit` entries that are committed and were not delivered before, in each owner's order.
 
     Steps over entries that are not committed. If a later one of the same owner is committed, the owner has decided the
     earlier one in between; then the next call looks at the earlier one first.
     """
-    ready: list[Entry] = []
+    ready: list[SlotEntry] = []
     waiting = list(window.undecided.values())
     for entry in waiting:
         if len(ready) == limit:
             break
-        seen = Entry(entry.position, (yield from read_word(layout.slot(entry.position.slot))))
+        seen = SlotEntry(entry.position, (yield from read_word(layout.slot(entry.position.slot))))
         if not is_later_word(entry.word, seen.word):
             raise RingCorrupted(f"slot {entry.position.slot} went from {entry.word:#018x} to {seen.word:#018x}")
-        if seen.state == State.PAD:
+        if seen.state == SlotState.PAD:
             window.forget(entry.position.slot)
             continue
         window.see(seen)
-        if seen.state == State.READY:
+        if seen.state == SlotState.READY:
             ready.append(seen)
     owners = {entry.owner for entry in window.undecided.values()}
     while len(ready) < limit and window.scan.distance(window.head) < layout.slots:
-        entry = Entry(window.scan, (yield from read_word(layout.slot(window.scan.slot))))
-        if not in_use(layout, entry) or (entry.state == State.READY and entry.owner in owners):
+        entry = SlotEntry(window.scan, (yield from read_word(layout.slot(window.scan.slot))))
+        if not in_use(layout, entry) or (entry.state == SlotState.READY and entry.owner in owners):
             break
         window.scan = entry.position.after(entry.units)
-        if entry.state == State.PAD:
+        if entry.state == SlotState.PAD:
             continue
         window.see(entry)
-        if entry.state == State.READY:
+        if entry.state == SlotState.READY:
             ready.append(entry)
         else:
             owners.add(entry.owner)
@@ -97,16 +97,16 @@ def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
     return ready
 
 
-def in_use(layout: Layout, entry: Entry) -> bool:
+def in_use(layout: RingLayout, entry: SlotEntry) -> bool:
     """Return whether the slot was reserved since it was last emptied.
 
     Raises:
         RingCorrupted: the protocol never writes this word.
     """
     word = Word.unpack(entry.word)
-    if word.generation != layout.generation(entry.position.slot) or word.state > State.ABANDONED:
+    if word.generation != layout.generation(entry.position.slot) or word.state > SlotState.ABANDONED:
         raise RingCorrupted(f"slot {entry.position.slot} holds {entry.word:#018x}, which no producer writes")
-    if word.state == State.EMPTY:
+    if word.state == SlotState.EMPTY:
         return False
     if not 0 < word.units <= layout.to_end(entry.position.unit):
         raise RingCorrupted(f"slot {entry.position.slot} has a length of {word.units} units, more than fit there")
@@ -116,24 +116,24 @@ def in_use(layout: Layout, entry: Entry) -> bool:
 def is_later_word(before: int, after: int) -> bool:
     """Return whether an uncommitted entry may change to this word: the same one, in a state that may follow."""
     old, new = Word.unpack(before), Word.unpack(after)
-    if old.state == State.ABANDONED and new.state not in (State.ABANDONED, State.PAD):
+    if old.state == SlotState.ABANDONED and new.state not in (SlotState.ABANDONED, SlotState.PAD):
         return False
-    return State.RESERVED <= new.state <= State.ABANDONED and old._replace(state=new.state) == new
+    return SlotState.RESERVED <= new.state <= SlotState.ABANDONED and old._replace(state=new.state) == new
 
 
-def release(layout: Layout, window: Window, slot: int) -> Steps[None]:
+def release(layout: RingLayout, window: Window, slot: int) -> Steps[None]:
     """Free the bytes of a delivered entry. If it lies behind an open entry, it becomes padding.
 
     So no consumer that starts after a crash delivers it again.
     """
     entry = window.forget(slot)
     if first_needed(window) == window.head:
-        pad = Word.unpack(entry.word).to(State.PAD)
+        pad = Word.unpack(entry.word).to(SlotState.PAD)
         yield Put(layout.slot(slot), (pad.to_bytes(8, "little"),))
     yield from advance(layout, window)
 
 
-def advance(layout: Layout, window: Window) -> Steps[None]:
+def advance(layout: RingLayout, window: Window) -> Steps[None]:
     """Move the head to the first entry that is needed, then empty the slots behind it.
 
     The order matters, since a new consumer needs only the head's word to continue (`recover`).
@@ -152,31 +152,31 @@ def first_needed(window: Window) -> Position:
     return next((entry.position for entry in window.open.values()), window.scan)
 
 
-def drop_fenced(layout: Layout, window: Window, owner: int) -> Steps[list[Entry]]:
+def drop_fenced(layout: RingLayout, window: Window, owner: int) -> Steps[list[SlotEntry]]:
     """Free what a fenced owner has reserved and not committed. Return these entries.
 
     Fenced means that nothing which this owner has begun can write any more, already before this call.
     """
-    dropped: list[Entry] = []
+    dropped: list[SlotEntry] = []
     waiting = list(window.undecided.values())
     for entry in waiting:
         if entry.owner != owner:
             continue
         slot = entry.position.slot
-        if entry.state == State.RESERVED and not (yield from abandon(layout, slot, entry.word)):
+        if entry.state == SlotState.RESERVED and not (yield from abandon(layout, slot, entry.word)):
             continue  # It was committed, or abandoned by a peer: the next look finds out.
-        window.see(Entry(entry.position, Word.unpack(entry.word).to(State.ABANDONED)))
+        window.see(SlotEntry(entry.position, Word.unpack(entry.word).to(SlotState.ABANDONED)))
         yield from release(layout, window, slot)
         dropped.append(entry)
     return dropped
 
 
-def find_owners(layout: Layout, window: Window) -> Steps[set[int]]:
+def find_owners(layout: RingLayout, window: Window) -> Steps[set[int]]:
     """Return the owners of the entries from the window's `scan` on. Raises RingCorrupted."""
     owners: set[int] = set()
     position = window.scan
     while position.distance(window.head) < layout.slots:
-        entry = Entry(position, (yield from read_word(layout.slot(position.slot))))
+        entry = SlotEntry(position, (yield from read_word(layout.slot(position.slot))))
         if not in_use(layout, entry):
             break
         owners.add(entry.owner)
@@ -184,7 +184,7 @@ def find_owners(layout: Layout, window: Window) -> Steps[set[int]]:
     return owners
 
 
-def recover(layout: Layout) -> Steps[Window]:
+def recover(layout: RingLayout) -> Steps[Window]:
     """Return the window of a starting consumer, even if its predecessor crashed at any point.
 
     Entries that were delivered and not released are delivered again. Raises RingCorrupted.

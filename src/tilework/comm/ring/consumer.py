@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from tilework.comm.ring.backend import Admission, Site
 from tilework.comm.ring.errors import RingClosed, RingCorrupted, RingError
-from tilework.comm.ring.layout import UNIT, Layout, State
+from tilework.comm.ring.layout import UNIT, RingLayout, SlotState
 from tilework.comm.ring.members import Members
 from tilework.comm.ring.network import Network
-from tilework.comm.ring.node.place import Place
+from tilework.comm.ring.node.place import RingPlace
 from tilework.comm.ring.node.site import NodeSite
 from tilework.comm.ring.transport import Found, has_extension, spans
 
@@ -144,9 +144,9 @@ class Ring:
                 cannot be listened at.
         """
         units = max(2, 1 << (-(-num_bytes // UNIT) - 1).bit_length())
-        layout = Layout(max(2, 1 << (slots - 1).bit_length()), units)
+        layout = RingLayout(max(2, 1 << (slots - 1).bit_length()), units)
         if network is None:
-            site: Site = NodeSite(Place.make(layout, has_extension(), is_checked, directory))
+            site: Site = NodeSite(RingPlace.make(layout, has_extension(), is_checked, directory))
         elif directory is None:
             site = _open(network, layout, is_checked)
         else:
@@ -164,7 +164,7 @@ class Ring:
             RingError: there is no ring, its consumer lives, or it needs the C extension, which is missing here.
             RingCorrupted: the memory holds words that no producer writes.
         """
-        place = Place.find(directory)
+        place = RingPlace.find(directory)
         try:
             if place.is_atomic and not has_extension():
                 raise RingError("the ring needs the C extension, which is missing here; install with a C compiler")
@@ -181,7 +181,7 @@ class Ring:
 
     @property
     def stats(self) -> RingStats:
-        quarantined = sum(e.units for e in self._window.undecided.values() if e.state == State.ABANDONED)
+        quarantined = sum(e.units for e in self._window.undecided.values() if e.state == SlotState.ABANDONED)
         return RingStats(
             producers=len(self._members.present),
             delivered=self._delivered,
@@ -289,7 +289,7 @@ class Ring:
             member = self._members.present.get(entry.owner)
             if member is None:
                 yield now_ns, 0  # The producer has ended: this was seen after its other entries were taken back.
-            elif entry.state == State.RESERVED:
+            elif entry.state == SlotState.RESERVED:
                 yield since_ns, self._abandon_after_ns
             elif self._fence_after_ns is not None and not member.is_revoked:
                 yield since_ns, self._fence_after_ns
@@ -358,7 +358,7 @@ class Ring:
             member = self._members.present.get(entry.owner)
             if member is None:
                 raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which does not exist")
-            if entry.state == State.RESERVED:
+            if entry.state == SlotState.RESERVED:
                 if now_ns - since_ns >= self._abandon_after_ns:
                     self._abandoned += self._transport.abandon(slot, entry.word, _soon())
             elif self._fence_after_ns is not None and now_ns - since_ns >= self._fence_after_ns:
@@ -395,7 +395,7 @@ class Ring:
         self.close()
 
 
-def _open(network: Network, layout: Layout, is_checked: bool) -> Site:
+def _open(network: Network, layout: RingLayout, is_checked: bool) -> Site:
     if not has_extension():
         raise RingError("network: needs the C extension, which is missing here; install with a C compiler")
     from tilework.comm.ring.ucx.site import UcxSite

@@ -15,7 +15,7 @@ MAX_UNITS = 1 << 26
 MAX_SLOTS = 1 << 20
 
 
-class State:
+class SlotState:
     """States of a slot.
 
     EMPTY becomes RESERVED or PAD; RESERVED becomes READY or ABANDONED; all end as EMPTY, some as PAD before.
@@ -78,7 +78,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RingLayout:
     """Offsets, in bytes, of a ring of `slots` entries at once and `units` units of data. Both are powers of two."""
 
     slots: int
@@ -126,7 +126,7 @@ class Layout:
 
     def empty(self, number: int) -> int:
         """Return the word of a slot that waits to be used under this number."""
-        return Word(self.generation(number), State.EMPTY).pack()
+        return Word(self.generation(number), SlotState.EMPTY).pack()
 
     def entry(self, unit: int) -> int:
         """Return the offset of an entry's first byte."""

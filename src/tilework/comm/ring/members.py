@@ -28,7 +28,7 @@ class Access(Protocol):
 
 
 @dataclass(slots=True)
-class Member:
+class RingMember:
     """A producer that may write."""
 
     owner: int
@@ -50,7 +50,7 @@ class Members:
     def __init__(self, epochs: MutableSequence[int]) -> None:
         self._free = deque(range(MAX_OWNERS))
         self._epochs = epochs
-        self.present: dict[int, Member] = {}
+        self.present: dict[int, RingMember] = {}
         self.ended: set[int] = set()
         """Fenced owners, which write nothing any more. Their last entries may still be in the ring."""
         self.adopted: set[int] = set()
@@ -74,7 +74,7 @@ class Members:
                 ended.append(owner)
             else:
                 self._free.remove(owner)
-                self.present[owner] = Member(owner, epoch, access)
+                self.present[owner] = RingMember(owner, epoch, access)
                 self.adopted.add(owner)
         return ended
 
@@ -84,7 +84,7 @@ class Members:
         for owner in owners:
             self._free.remove(owner)
 
-    def take_in(self, grant: Callable[[int, int], Access]) -> Member | None:
+    def take_in(self, grant: Callable[[int, int], Access]) -> RingMember | None:
         """Give an id away; return None if the producer is gone.
 
         `grant` tells a producer its id and epoch, and returns the access that it has given; it raises OSError if the
@@ -97,7 +97,7 @@ class Members:
         except OSError:
             self._free.append(owner)
             return None
-        member = self.present[owner] = Member(owner, epoch, access)
+        member = self.present[owner] = RingMember(owner, epoch, access)
         return member
 
     def drop_if_ended(self, owner: int) -> bool:

@@ -14,7 +14,7 @@ from tilework.comm.ring.errors import RingClosed, RingError, RingFull, VerbFaile
 from tilework.comm.ring.network import SCHEME
 from tilework.comm.ring.node.handshake import answer, connect, join
 from tilework.comm.ring.node.site import attach
-from tilework.comm.ring.transport import Message, Outcome, has_extension
+from tilework.comm.ring.transport import Message, SendOutcome, has_extension
 from tilework.comm.ring.verbs import Buffer
 
 _LEAST_PAUSE_S = 20e-6
@@ -129,12 +129,12 @@ class Producer:
             count, outcome = self._try(messages, next_index, deadline_ns)
             next_index += count
             self.stats.sent += count
-            if outcome == Outcome.SENT:
+            if outcome == SendOutcome.SENT:
                 return
             now_ns = time.monotonic_ns()
             if now_ns >= deadline_ns:
                 raise RingFull(f"timeout_s: no room for a message in {timeout_s:g} s; the consumer is behind, or away")
-            if outcome == Outcome.LOST:
+            if outcome == SendOutcome.LOST:
                 self.stats.lost += 1
                 continue
             if count or peers is None:

@@ -11,9 +11,9 @@ from mmap import MAP_POPULATE, MAP_SHARED, mmap
 from typing import Final, NamedTuple
 
 from tilework.comm.ring import consume, produce
-from tilework.comm.ring.consume import Entry, Window
+from tilework.comm.ring.consume import SlotEntry, Window
 from tilework.comm.ring.entry import PROLOGUE, Checksum, Content, decode, encode, payload_offset, units_of
-from tilework.comm.ring.layout import MAX_OWNERS, UNIT, Layout
+from tilework.comm.ring.layout import MAX_OWNERS, UNIT, RingLayout
 from tilework.comm.ring.locked import LockedMemory
 from tilework.comm.ring.verbs import Buffer, Memory, Result, Steps, carry_out
 
@@ -24,7 +24,7 @@ Message = tuple[Buffer, ...]
 _RING = (1).to_bytes(8, "little")
 
 
-class Outcome:
+class SendOutcome:
     """Outcomes of trying a message. LOST: another process abandoned it before it was committed; it is not delivered."""
 
     SENT: Final = 0
@@ -53,7 +53,7 @@ class Transport:
     `view` is the same memory mapped here: a consumer always has it, a producer over a network has none (b"").
     """
 
-    def __init__(self, layout: Layout, memory: Memory, view: mmap | bytes, is_checked: bool) -> None:
+    def __init__(self, layout: RingLayout, memory: Memory, view: mmap | bytes, is_checked: bool) -> None:
         self.layout = layout
         self._memory = memory
         self._view = view
@@ -75,10 +75,10 @@ class Transport:
         """
         for index in range(first, len(messages)):
             outcome = self._send_one(owner, epoch, messages[index], deadline_ns)
-            if outcome != Outcome.SENT:
+            if outcome != SendOutcome.SENT:
                 return index - first, outcome
             self._ring(bell, deadline_ns)
-        return len(messages) - first, Outcome.SENT
+        return len(messages) - first, SendOutcome.SENT
 
     def _send_one(self, owner: int, epoch: int, message: Message, deadline_ns: int) -> int:
         header, *buffers = (memoryview(buffer).cast("B") for buffer in message)
@@ -88,11 +88,11 @@ class Transport:
             raise ValueError(f"a message of {units * UNIT} bytes is longer than half of the ring, {half} bytes")
         reservation = self._run(produce.reserve(self.layout, owner, units), deadline_ns)
         if reservation is None:
-            return Outcome.FULL
+            return SendOutcome.FULL
         pieces = encode(reservation.position.slot, epoch, header, buffers, self._checksum)
         self._run(produce.write(self.layout, reservation, pieces), deadline_ns)
         is_sent = self._run(produce.commit(self.layout, reservation), deadline_ns)
-        return Outcome.SENT if is_sent else Outcome.LOST
+        return SendOutcome.SENT if is_sent else SendOutcome.LOST
 
     def _ring(self, bell: int, deadline_ns: int) -> None:
         memory = self._memory
@@ -110,7 +110,7 @@ class Transport:
         entries = self._run(consume.look(self.layout, window, limit), deadline_ns)
         return [self._found(entry) for entry in entries]
 
-    def _found(self, entry: Entry) -> Found:
+    def _found(self, entry: SlotEntry) -> Found:
         start = self.layout.entry(entry.position.unit)
         with memoryview(self._view) as view, view[start : start + entry.units * UNIT] as data:
             content = decode(entry.position.slot, data, self._checksum)
@@ -150,14 +150,14 @@ class Transport:
     def abandon(self, slot: int, word: int, deadline_ns: int) -> bool:
         return self._run(produce.abandon(self.layout, slot, word), deadline_ns)
 
-    def drop_fenced(self, window: Window, owner: int, deadline_ns: int) -> list[Entry]:
+    def drop_fenced(self, window: Window, owner: int, deadline_ns: int) -> list[SlotEntry]:
         return self._run(consume.drop_fenced(self.layout, window, owner), deadline_ns)
 
     def _run(self, steps: Steps[Result], deadline_ns: int) -> Result:
         return carry_out(steps, self._memory, deadline_ns)
 
 
-def spans(layout: Layout, found: Found) -> tuple[slice, slice]:
+def spans(layout: RingLayout, found: Found) -> tuple[slice, slice]:
     """Return where the header and the payload of a valid entry lie in the memory."""
     start = layout.entry(found.unit)
     header, payload = start + PROLOGUE.size, start + payload_offset(found.header_bytes)
@@ -178,7 +178,7 @@ def has_extension() -> bool:
     return True
 
 
-def transport(layout: Layout, memory: mmap, fd: int, is_atomic: bool, is_checked: bool) -> Transport:
+def transport(layout: RingLayout, memory: mmap, fd: int, is_atomic: bool, is_checked: bool) -> Transport:
     """Return the protocol on shared memory; `fd` is the file behind it.
 
     All processes of a ring have the same `is_atomic`: atomic instructions ignore a lock.

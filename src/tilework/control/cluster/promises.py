@@ -37,28 +37,28 @@ class Promises:
             del self._held[tenant]
 
     def add(self, job: Job, block: Block) -> None:
-        rank = self.rank(_due(job))  # The job has this reservation already.
-        self.jobs.insert(rank, job)
-        self.blocks.insert(rank, block)
+        index = self.index(_due(job))  # The job has this reservation already.
+        self.jobs.insert(index, job)
+        self.blocks.insert(index, block)
         self._hold(job, 1, block.demand.device_ns)
         self._note(job, block)
 
     def replace(self, job: Job, block: Block) -> None:
-        rank = self.rank(_due(job))
-        self._hold(job, 0, block.demand.device_ns - self.blocks[rank].demand.device_ns)
-        job.promised = self.blocks[rank] = block
+        index = self.index(_due(job))
+        self._hold(job, 0, block.demand.device_ns - self.blocks[index].demand.device_ns)
+        job.promised = self.blocks[index] = block
         self._note(job, block)
 
     def remove(self, job: Job) -> None:
         """Give up the reservation of a job, if it has one."""
         if job.promised is not None:
-            rank = self.rank(_due(job))
-            self._hold(job, -1, -self.blocks[rank].demand.device_ns)
-            del self.jobs[rank], self.blocks[rank]
+            index = self.index(_due(job))
+            self._hold(job, -1, -self.blocks[index].demand.device_ns)
+            del self.jobs[index], self.blocks[index]
             self._note(job, None)
             job.promised = None
 
-    def rank(self, due: tuple[int, int]) -> int:
+    def index(self, due: tuple[int, int]) -> int:
         """Return the index of the promised job with this deadline and id."""
         return bisect_left(self.jobs, due, key=_due)
 

@@ -28,7 +28,7 @@ _Key = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Block:
+class _JobBlock:
     """Consecutive jobs as parallel sorted lists: keys, jobs, demands, device times; and the sum of the device times."""
 
     keys: list[_Key] = field(default_factory=list)
@@ -50,10 +50,10 @@ class _Block:
         for column in (self.keys, self.jobs, self.demands, self.volumes_ns):
             del column[index]
 
-    def split(self) -> _Block:
+    def split(self) -> _JobBlock:
         """Keep the first half; returns the second half."""
         half = len(self.keys) // 2
-        other = _Block(self.keys[half:], self.jobs[half:], self.demands[half:], self.volumes_ns[half:])
+        other = _JobBlock(self.keys[half:], self.jobs[half:], self.demands[half:], self.volumes_ns[half:])
         for column in (self.keys, self.jobs, self.demands, self.volumes_ns):
             del column[half:]
         other.volume_ns = sum(other.volumes_ns)
@@ -65,7 +65,7 @@ class WaitingQueue:
     """Jobs sorted by (urgency_ns, job_id), with their demands."""
 
     def __init__(self) -> None:
-        self._blocks = [_Block()]
+        self._blocks = [_JobBlock()]
         self._lasts: list[_Key] = []  # The last key of each block but the last one.
         self._length = 0
 

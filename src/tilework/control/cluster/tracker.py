@@ -195,9 +195,9 @@ class Tracker:
         blocks = self._promises.blocks[:most]
         last_ns = blocks[-1].due_ns if blocks else 0
         for due_ns, job_id, block in self._begun(last_ns):
-            rank = self._promises.rank((due_ns, job_id))
-            if rank < len(blocks):
-                blocks[rank] = block
+            index = self._promises.index((due_ns, job_id))
+            if index < len(blocks):
+                blocks[index] = block
         return blocks
 
     def begun_reservations(self) -> list[tuple[int, int, Block]]:

@@ -28,7 +28,7 @@ _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class ModelPart:
     """A component with weights. `module` has their shapes and no memory.
 
     `quantized_by` names the method by which its files, which take `stored_bytes`, are quantised; empty if they are not.
@@ -98,7 +98,7 @@ class Part:
                     yield layer, weight.numel() * _dtype_of(weight, torch.float32 if is_kept else dtype).itemsize
 
 
-def read_parts(directory: Path) -> Sequence[Part]:
+def read_parts(directory: Path) -> Sequence[ModelPart]:
     """Return the components of a diffusers directory that have weights. Its configurations are enough.
 
     If there are weights, too, their headers must have as many elements as the configurations ask for.
@@ -107,7 +107,7 @@ def read_parts(directory: Path) -> Sequence[Part]:
         ModelNotFound: a configuration cannot be read, or the weights are other ones.
         UnsupportedModel: a class is in neither diffusers nor transformers.
     """
-    parts: list[Part] = []
+    parts: list[ModelPart] = []
     for name, value in read_contents(directory).items():
         match value:
             case [str(library), str(kind)] if (folder := directory / name).joinpath("config.json").is_file():
@@ -128,11 +128,11 @@ def _class_of(folder: Path, library: str, kind: str) -> Any:
     return getattr(import_module(package), kind, None) if known else None
 
 
-def _read_part(folder: Path, kind: Any) -> Part:
+def _read_part(folder: Path, kind: Any) -> ModelPart:
     module = _on_meta(folder, kind)
     if method := quantized_by(folder):
-        return Part(folder.name, module, method, sum(map(_data_bytes, _weights_files(folder))))
-    part = Part(folder.name, module)
+        return ModelPart(folder.name, module, method, sum(map(_data_bytes, _weights_files(folder))))
+    part = ModelPart(folder.name, module)
     _check_headers(folder, part)
     return part
 
@@ -150,7 +150,7 @@ def _on_meta(folder: Path, kind: Any) -> nn.Module:
     return module  # type: ignore[no-any-return]
 
 
-def _check_headers(folder: Path, part: Part) -> None:
+def _check_headers(folder: Path, part: ModelPart) -> None:
     from safetensors import safe_open
 
     stored = 0

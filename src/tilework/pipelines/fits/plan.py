@@ -18,7 +18,7 @@ from tilework.pipelines.clips.decoders import decoder_of
 from tilework.pipelines.clips.memory import TensorMeter, decode_bytes
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.fits.beside import SERVER, Beside
-from tilework.pipelines.fits.parts import Part, read_parts
+from tilework.pipelines.fits.parts import ModelPart, read_parts
 from tilework.pipelines.fits.steps import STEPS, Latents, shorten, step_bytes
 from tilework.pipelines.setup.quantize import schemes_of, shown
 
@@ -98,7 +98,7 @@ class MemoryPlan:
 class Planner:
     """Plans for one model, whose configurations are read once."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ModelPart]
     _runs: dict[tuple[Any, ...], int | None] = field(default_factory=dict)
     _shortened: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ class Planner:
         """Plan the memory of a device for a model with these settings, and the memory `beside` it; loads nothing.
 
         Raises:
-            ModelNotFound: as `Part.num_bytes`.
+            ModelNotFound: as `ModelPart.num_bytes`.
             UnsupportedModel: `source.quantize` names a component that there is not, or the model takes no such size.
         """
         shape = shape or self.default_shape
@@ -223,14 +223,14 @@ class Planner:
         taken = [step_bytes(self._short(part, dtype), latents) for part in self._denoisers]
         return None if None in taken else max(one for one in taken if one is not None)
 
-    def _short(self, part: Part, dtype: torch.dtype) -> nn.Module:
+    def _short(self, part: ModelPart, dtype: torch.dtype) -> nn.Module:
         if part.name not in self._shortened:
             self._shortened[part.name] = copy.deepcopy(part.module)
             shorten(self._shortened[part.name])
         return nn.Module.to(self._shortened[part.name], dtype)
 
     @property
-    def _denoisers(self) -> list[Part]:
+    def _denoisers(self) -> list[ModelPart]:
         return [part for part in self.parts if part.is_denoiser]
 
     @property

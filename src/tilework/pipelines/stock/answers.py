@@ -1,7 +1,7 @@
 """Answers of components, as named values: all that another process needs to run a stock call again without them.
 
 Only tensors that the stock call used are kept: of the hidden states of a text encoder's thirty layers, the one that it
-took. Classes are not transferred. The restored object is an `Answer`, which has the same fields.
+took. Classes are not transferred. The restored object is an `RecordedAnswer`, which has the same fields.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TouchedTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Answer:
+class RecordedAnswer:
     """An answer that was recorded: fields by name as attributes or items, or by index among those that are not None."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -171,5 +171,5 @@ def rebuilt(values: Any) -> Any:
         case "dict":
             return {name: rebuilt(one) for name, one in content}
         case "fields":
-            return Answer({name: rebuilt(one) for name, one in content})
+            return RecordedAnswer({name: rebuilt(one) for name, one in content})
     return Unkept(content)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
-from tilework.pipelines.stock.shared_calls import Asked, asked
+from tilework.pipelines.stock.shared_calls import AskedCall, asked
 
 _VIEWS = frozenset({Tensor.__getitem__, *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device"))})
 """Functions that read no numbers of a tensor; the result of `__getitem__` lies in the same memory."""
@@ -34,7 +34,7 @@ class GuidanceHalves(TorchFunctionMode):
         self._parallel = parallel
         self._expected = expected
         self._num_calls = 0
-        self._first: Asked | None = None
+        self._first: AskedCall | None = None
         self._buffers: list[Tensor] = []
 
     @property

@@ -140,7 +140,7 @@ def _together(
     """Run these up to their next shared calls, again and again; return their results. `answer` answers other calls."""
     hub = getcurrent()
     results = list[Any]([None] * len(runs))
-    waiting: list[tuple[greenlet, Asked]] = []
+    waiting: list[tuple[greenlet, AskedCall]] = []
 
     def run(index: int) -> None:
         def ask(call: ComponentCall) -> Any:
@@ -163,7 +163,7 @@ def _together(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class AskedCall:
     """A call that waits for its answer: its arguments with `rows`, by name, and those that are `equal` in a pass."""
 
     call: ComponentCall
@@ -183,7 +183,7 @@ class Asked:
         rows = [(name, _row_kind(value, name == text)) for name, value in self.rows.items() if name != mask]
         return self.call.component, self.call.method, tuple(rows), tuple(self.equal)
 
-    def is_like(self, other: Asked) -> bool:
+    def is_like(self, other: AskedCall) -> bool:
         """Return whether they could share a pass, with equal rows and tokens, except for texts that are padded."""
         if not self.rows or self.num_rows != other.num_rows or not self.fits(other):
             return False
@@ -191,14 +191,14 @@ class Asked:
         names = [name for name in self.rows if name not in filled_up]
         return all(_shapes(self.rows[name]) == _shapes(other.rows[name]) for name in names)
 
-    def fits(self, other: Asked) -> bool:
+    def fits(self, other: AskedCall) -> bool:
         """Return whether they can share a pass."""
         return self.kind == other.kind and all(
             _is_equal(value, other.equal[name]) for name, value in self.equal.items()
         )
 
 
-def asked(call: ComponentCall) -> Asked:
+def asked(call: ComponentCall) -> AskedCall:
     """Return a call with its arguments sorted into rows and others."""
     kind: Any = type(call.owner)
     names = _DECODED if call.method == _DECODE else ROWS.get(kind.__name__, frozenset())
@@ -208,7 +208,7 @@ def asked(call: ComponentCall) -> Asked:
     given = {name: value for name, value in list(bound.items())[1:] if value is not None}
     if names is _DECODED:
         given.pop(_UNUSED, None)
-    return Asked(
+    return AskedCall(
         call,
         rows={name: value for name, value in given.items() if name in names},
         equal={name: value for name, value in given.items() if name not in names},
@@ -231,9 +231,9 @@ def _decodes_rows(decoder: Any) -> bool:
     return set(_signature(kind, _DECODE).parameters) - {"self", "return_dict", _UNUSED} == _DECODED
 
 
-def _groups(waiting: Iterable[tuple[greenlet, Asked]]) -> Iterator[list[tuple[greenlet, Asked]]]:
+def _groups(waiting: Iterable[tuple[greenlet, AskedCall]]) -> Iterator[list[tuple[greenlet, AskedCall]]]:
     """Yield groups of calls that share a pass, each call in one group."""
-    groups: list[list[tuple[greenlet, Asked]]] = []
+    groups: list[list[tuple[greenlet, AskedCall]]] = []
     for one in waiting:
         group = next((group for group in groups if group[0][1].fits(one[1])), None)
         if group is None:
@@ -243,7 +243,7 @@ def _groups(waiting: Iterable[tuple[greenlet, Asked]]) -> Iterator[list[tuple[gr
     yield from groups
 
 
-def _answers(alike: Sequence[Asked]) -> list[Any]:
+def _answers(alike: Sequence[AskedCall]) -> list[Any]:
     first = alike[0]
     if len(alike) == 1:
         return [first.call.run()]
@@ -259,7 +259,7 @@ def _text_of(call: ComponentCall) -> tuple[str, str]:
     return _TEXTS.get(type(call.owner).__name__, ("", ""))
 
 
-def _filled_up(alike: Sequence[Asked]) -> list[Mapping[str, Any]]:
+def _filled_up(alike: Sequence[AskedCall]) -> list[Mapping[str, Any]]:
     """Return the rows of each call, with texts padded to one length, and masks where that is longer than a text."""
     text, mask = _text_of(alike[0].call)
     if not text:

@@ -22,7 +22,7 @@ from tilework.pipelines.workflow.definition import REQUEST_FIELDS, Pipeline, Wor
 from tilework.pipelines.workflow.functions import LoadedFunction, require_picture
 from tilework.pipelines.workflow.loras import WorkflowLoras
 from tilework.pipelines.workflow.parallels import Parallels
-from tilework.pipelines.workflow.parts import Part
+from tilework.pipelines.workflow.parts import WorkflowPart
 from tilework.pipelines.workflow.pictures import image_of
 
 
@@ -61,7 +61,7 @@ class WorkflowFamily:
         self,
         info: ModelInfo,
         device: torch.device,
-        parts: Sequence[tuple[Part, Family]],
+        parts: Sequence[tuple[WorkflowPart, Family]],
         functions: Sequence[LoadedFunction],
     ) -> None:
         self.info = info
@@ -140,17 +140,17 @@ def _watching(states: Sequence[PartState], watch: Watch) -> Watch:
     return lambda inner, draw: watch(outer[id(inner)], draw)
 
 
-def parts_of(workflow: Workflow, infos: Sequence[ModelInfo]) -> list[Part]:
+def parts_of(workflow: Workflow, infos: Sequence[ModelInfo]) -> list[WorkflowPart]:
     """Return the pipelines of a workflow with the infos of their models, in its order."""
     many = len(workflow.pipelines) > 1
     return [
-        Part(pipeline, info, f"{pipeline.name}." if many else "", index == 0)
+        WorkflowPart(pipeline, info, f"{pipeline.name}." if many else "", index == 0)
         for index, (pipeline, info) in enumerate(zip(workflow.pipelines, infos, strict=True))
     ]
 
 
 def describe_workflow(
-    workflow: Workflow, name: str, parts: Sequence[Part], functions: Sequence[LoadedFunction]
+    workflow: Workflow, name: str, parts: Sequence[WorkflowPart], functions: Sequence[LoadedFunction]
 ) -> ModelInfo:
     """Return what clients may ask of a workflow: what its first pipeline takes, of a size that all can draw.
 
@@ -202,7 +202,7 @@ def _check_reads(workflow: Workflow, known: frozenset[str]) -> None:
 
 
 def _stages(
-    workflow: Workflow, parts: Sequence[Part], functions: Sequence[LoadedFunction], known: frozenset[str]
+    workflow: Workflow, parts: Sequence[WorkflowPart], functions: Sequence[LoadedFunction], known: frozenset[str]
 ) -> tuple[StageSpec, ...]:
     of_parts = {part.pipeline: part.stages for part in parts}
     of_functions = {one.function.name: one.function.spec(known, one.components) for one in functions}

@@ -22,7 +22,7 @@ _SETTINGS = frozenset(("steps", "guidance_scale", "negative_prompt", "height", "
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class WorkflowPart:
     """A pipeline of a workflow. `info` is that of its family, `prefix` precedes its names.
 
     The first pipeline takes everything from a request; others take its size and seed.

@@ -17,7 +17,7 @@ _LEAST_SPEEDUP = 1.3  # A wider group must be this much faster to get devices th
 class RemainingJob:
     """The remaining work of a job at some moment of a rollout.
 
-    `rank` is the index of its degree in the forecast's speeds, -1 while it has no devices; `last_rank` is the one
+    `level` is the index of its degree in the forecast's speeds, -1 while it has no devices; `last_level` is the one
     before this moment.
     """
 
@@ -26,13 +26,13 @@ class RemainingJob:
     num_steps: float
     head_ns: float
     tail_ns: float
-    rank: int = -1
-    last_rank: int = -1
+    level: int = -1
+    last_level: int = -1
     hold_ns: float = 0.0
 
     @property
     def degree(self) -> int:
-        return self.forecast.speeds[self.rank].degree
+        return self.forecast.speeds[self.level].degree
 
     def anew(self) -> RemainingJob:
         """Return the same job without devices, outside of a step."""
@@ -40,32 +40,32 @@ class RemainingJob:
 
     def run_ns(self) -> float:
         forecast = self.forecast
-        rank = self.rank
+        level = self.level
         tail_ns = self.tail_ns
         if forecast.tail_factors:
-            tail_ns *= forecast.tail_factors[rank]
-        return self.head_ns + self.num_steps * forecast.speeds[rank].step_ns + tail_ns
+            tail_ns *= forecast.tail_factors[level]
+        return self.head_ns + self.num_steps * forecast.speeds[level].step_ns + tail_ns
 
     def speedup(self) -> float:
         """Return the speedup at the next wider degree: of its steps, or of its tail if no steps are left."""
         speeds = self.forecast.speeds
         factors = self.forecast.tail_factors
-        rank = self.rank
+        level = self.level
         if self.num_steps:
-            return speeds[rank].step_ns / speeds[rank + 1].step_ns if speeds[rank + 1].step_ns else inf
-        return factors[rank] / factors[rank + 1] if factors else 1.0
+            return speeds[level].step_ns / speeds[level + 1].step_ns if speeds[level + 1].step_ns else inf
+        return factors[level] / factors[level + 1] if factors else 1.0
 
     def gain_ns(self) -> float:
         """Return how much sooner it ends at the next wider degree."""
         speeds = self.forecast.speeds
         factors = self.forecast.tail_factors
-        rank = self.rank
-        gain_ns = self.num_steps * (speeds[rank].step_ns - speeds[rank + 1].step_ns)
-        return gain_ns if self.num_steps or not factors else self.tail_ns * (factors[rank] - factors[rank + 1])
+        level = self.level
+        gain_ns = self.num_steps * (speeds[level].step_ns - speeds[level + 1].step_ns)
+        return gain_ns if self.num_steps or not factors else self.tail_ns * (factors[level] - factors[level + 1])
 
     def keeps_too_long(self) -> bool:
         """Return whether requests that cannot wait for the end of a step are likely to come while it runs."""
-        return self.forecast.speeds[self.rank].step_ns > self.forecast.least_slack_ns
+        return self.forecast.speeds[self.level].step_ns > self.forecast.least_slack_ns
 
     def run(self, span_ns: float) -> None:
         """Take off what it does in this time at its degree."""
@@ -73,13 +73,13 @@ class RemainingJob:
             head_ns = min(self.head_ns, span_ns)
             self.head_ns -= head_ns
             span_ns -= head_ns
-        step_ns = self.forecast.speeds[self.rank].step_ns
+        step_ns = self.forecast.speeds[self.level].step_ns
         steps_ns = self.num_steps * step_ns
         if span_ns < steps_ns:
             self.num_steps -= span_ns / step_ns
         else:
             factors = self.forecast.tail_factors
-            spent_ns = (span_ns - steps_ns) / factors[self.rank] if factors else span_ns - steps_ns
+            spent_ns = (span_ns - steps_ns) / factors[self.level] if factors else span_ns - steps_ns
             self.num_steps = 0.0
             self.tail_ns -= spent_ns
 
@@ -104,7 +104,7 @@ def allocate(
     num_free: int,
     now: float,
 ) -> Allocation:
-    """Set the rank of each job that gets devices.
+    """Set the level of each job that gets devices.
 
     Devices go, in this order:
 
@@ -122,19 +122,19 @@ def allocate(
         if not num_free:
             return Allocation(running, False, 0)
         usual = job.forecast.usual
-        job.rank = rank = _widest(job, usual, num_free)
-        is_safe = is_safe and rank == usual
-        if rank >= 0:
+        job.level = level = _widest(job, usual, num_free)
+        is_safe = is_safe and level == usual
+        if level >= 0:
             num_free -= job.degree
             running.append(job)
     for job in feasible:
         if not num_free:
             return Allocation(running, False, 0)
-        rank, is_enough = _narrowest_in_time(job, num_free, now)
+        level, is_enough = _narrowest_in_time(job, num_free, now)
         is_safe = is_safe and is_enough
-        if rank >= 0:
-            job.rank = rank
-            num_free -= job.forecast.speeds[rank].degree
+        if level >= 0:
+            job.level = level
+            num_free -= job.forecast.speeds[level].degree
             running.append(job)
     num_spare = num_free
     if not num_free:
@@ -143,10 +143,10 @@ def allocate(
     for job in others:
         if not num_free:
             return Allocation(running, is_safe, num_spare)
-        job.rank = _widest(job, job.forecast.usual, num_free)
-        while job.rank >= 0 and job.degree == num_free and job.keeps_too_long():
-            job.rank -= 1
-        if job.rank >= 0:
+        job.level = _widest(job, job.forecast.usual, num_free)
+        while job.level >= 0 and job.degree == num_free and job.keeps_too_long():
+            job.level -= 1
+        if job.level >= 0:
             num_free -= job.degree
             running.append(job)
     _widen(running, num_free, 1.0)
@@ -155,8 +155,8 @@ def allocate(
 
 def needed_degree(job: RemainingJob, num_free: int, now: float) -> int | None:
     """Return the fewest devices with which a job is on time if it keeps them; None if there are not enough of them."""
-    rank, is_enough = _narrowest_in_time(job, num_free, now)
-    return job.forecast.speeds[rank].degree if is_enough else None
+    level, is_enough = _narrowest_in_time(job, num_free, now)
+    return job.forecast.speeds[level].degree if is_enough else None
 
 
 def available_now(
@@ -167,25 +167,25 @@ def available_now(
     Other jobs get what fits beside these. Returns the jobs that have devices, and how long it is until the first step
     ends whose job is to have other devices; inf if all have what they are to have.
     """
-    changing = [job for job in in_step if job.rank != job.last_rank]
+    changing = [job for job in in_step if job.level != job.last_level]
     if not changing:
         return list(running), inf
     for job in changing:
-        job.rank = job.last_rank
+        job.level = job.last_level
     num_free -= sum(job.degree for job in in_step)
     available = list(in_step)
     for job in running:
         if job.hold_ns > ROUNDING_NS:
             continue
-        job.rank = _widest(job, job.rank, num_free)
-        if job.rank >= 0:
+        job.level = _widest(job, job.level, num_free)
+        if job.level >= 0:
             num_free -= job.degree
             available.append(job)
     return available, min(job.hold_ns for job in changing)
 
 
 def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[int, bool]:
-    """Return the narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
+    """Return the narrowest level that is on time, and True; or else the widest that fits, -1 if there is no room."""
     forecast = job.forecast
     num_steps = job.num_steps
     found = -1
@@ -201,9 +201,9 @@ def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[in
     return found, False
 
 
-def _widest(job: RemainingJob, max_rank: int, num_free: int) -> int:
-    """Return the widest rank up to a limit for which there are devices; -1 if there is none."""
-    return next((rank for rank in range(max_rank, -1, -1) if job.forecast.speeds[rank].degree <= num_free), -1)
+def _widest(job: RemainingJob, max_level: int, num_free: int) -> int:
+    """Return the widest level up to a limit for which there are devices; -1 if there is none."""
+    return next((level for level in range(max_level, -1, -1) if job.forecast.speeds[level].degree <= num_free), -1)
 
 
 def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: float) -> int:
@@ -213,10 +213,10 @@ def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: flo
         best, best_gain = None, 0.0
         for job in growing:
             speeds = job.forecast.speeds
-            rank = job.rank
-            if rank + 1 == len(speeds):
+            level = job.level
+            if level + 1 == len(speeds):
                 continue
-            narrow, wide = speeds[rank], speeds[rank + 1]
+            narrow, wide = speeds[level], speeds[level + 1]
             extra = wide.degree - narrow.degree
             room = num_free - 1 if wide.step_ns > job.forecast.least_slack_ns else num_free
             if extra <= room and job.speedup() >= least_speedup:
@@ -226,6 +226,6 @@ def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: flo
         if best is None:
             break
         speeds = best.forecast.speeds
-        best.rank += 1
-        num_free -= speeds[best.rank].degree - speeds[best.rank - 1].degree
+        best.level += 1
+        num_free -= speeds[best.level].degree - speeds[best.level - 1].degree
     return num_free

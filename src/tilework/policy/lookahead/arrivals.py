@@ -90,7 +90,7 @@ _OVERLOAD = 1.05
 _FIRST_CREDIT = 0.5
 
 
-class _Asked(NamedTuple):
+class _AskedTime(NamedTuple):
     """The device time that requests of a class have asked for, decayed since the latest came, and that of one.
 
     `credit` is the part of a request that may be on time beyond those that were to be.
@@ -107,7 +107,7 @@ class _Asked(NamedTuple):
 class Rationing:
     """The requests with a deadline that devices which stand for each other are asked for."""
 
-    _asked: ByClass[RequestClass, _Asked] = field(default_factory=partial(ByClass, _MOST_CLASSES))
+    _asked: ByClass[RequestClass, _AskedTime] = field(default_factory=partial(ByClass, _MOST_CLASSES))
     _first_ns: int | None = None
     _shares: dict[RequestClass, float] = field(
         default_factory=dict
@@ -118,9 +118,9 @@ class Rationing:
         """Count a request that has come, with the device time that it takes to be on time."""
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
         self._moment = None
-        before = self._asked.get(key, _Asked(now_ns, 0.0, device_ns, weight))
+        before = self._asked.get(key, _AskedTime(now_ns, 0.0, device_ns, weight))
         total_ns = device_ns + before.total_ns * _decay(now_ns - before.at_ns)
-        self._asked.renew(key, _Asked(now_ns, total_ns, device_ns, weight, before.credit))
+        self._asked.renew(key, _AskedTime(now_ns, total_ns, device_ns, weight, before.credit))
 
     def forget(self, pipeline: str) -> None:
         """Drop the classes of a pipeline."""

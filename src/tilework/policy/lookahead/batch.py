@@ -22,7 +22,7 @@ LEAST_SAVED = 0.1  # Share of a run apart. With less saved, requests that come l
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class BatchMember:
     """A request of a batch, with its work that is not committed yet; `forecast` includes works in flight.
 
     `due_ns` is inf for a request that need not be on time.
@@ -36,7 +36,7 @@ class Member:
     due_ns: float = inf
 
     @staticmethod
-    def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> Member:
+    def of(job: JobView, forecast: JobForecast, margin: Margin, now_ns: int) -> BatchMember:
         """Return a job as a member of a batch. A promised one must be on time with this margin."""
         left = job.left
         due_ns = inf
@@ -46,7 +46,7 @@ class Member:
         num_steps = left.num_steps
         tail_ns = forecast.tail_ns
         tail_ns += (left.num_steps_left - num_steps) * forecast.speeds[0].step_ns  # Later stages with steps.
-        return Member(job, forecast, head_ns, num_steps, tail_ns, due_ns)
+        return BatchMember(job, forecast, head_ns, num_steps, tail_ns, due_ns)
 
     @property
     def stage(self) -> Stage:
@@ -78,7 +78,7 @@ class Batch:
     pays (`_together_ns`). `num_behind` other requests wait for the device.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[BatchMember, ...]
     ready_ns: float
     step_time: StepTime
     num_behind: float = 0.0
@@ -115,8 +115,8 @@ class Batch:
         return self._ends_ns
 
     def _after_steps(
-        self, ended: Sequence[Member], now_ns: float, num_left: int
-    ) -> Iterator[tuple[Sequence[Member], float]]:
+        self, ended: Sequence[BatchMember], now_ns: float, num_left: int
+    ) -> Iterator[tuple[Sequence[BatchMember], float]]:
         """Yield the members that have made their steps, in parts that share the next stage, and the time to their end.
 
         `num_left` others make further steps. The order is that in which they end.
@@ -124,7 +124,7 @@ class Batch:
         if len(ended) == 1:  # The usual case.
             yield ended, ended[0].tail_ns
             return
-        alike: dict[tuple[Stage | None, Shape], list[Member]] = {}
+        alike: dict[tuple[Stage | None, Shape], list[BatchMember]] = {}
         for member in ended:
             alike.setdefault((member.after_steps.stage, member.job.request.shape), []).append(member)
         for (stage, _), members in alike.items():
@@ -134,7 +134,7 @@ class Batch:
                 now_ns += tail_ns
             yield from parts
 
-    def _together_ns(self, stage: Stage, members: Sequence[Member], now_ns: float, num_left: int) -> float | None:
+    def _together_ns(self, stage: Stage, members: Sequence[BatchMember], now_ns: float, num_left: int) -> float | None:
         """Return the time to the end of these members if they share a stage without steps; None if they do not.
 
         They do if they may and `LEAST_SAVED` of the time is saved; if none is late by it; and if those that need not be
@@ -184,17 +184,17 @@ class Batch:
                 return False
         return True
 
-    def with_(self, member: Member) -> Batch:
+    def with_(self, member: BatchMember) -> Batch:
         return self._of((*self.members, member))
 
-    def without(self, members: Iterable[Member]) -> Batch:
+    def without(self, members: Iterable[BatchMember]) -> Batch:
         gone = {member.job.job_id for member in members}
         return self._of(tuple(member for member in self.members if member.job.job_id not in gone))
 
-    def _of(self, members: tuple[Member, ...]) -> Batch:
+    def _of(self, members: tuple[BatchMember, ...]) -> Batch:
         return Batch(members, self.ready_ns, self.step_time, self.num_behind)
 
-    def saved(self, member: Member) -> float:
+    def saved(self, member: BatchMember) -> float:
         """Return the share of a step's time that is saved if one more joins, compared with its running apart."""
         here = [each.job.request for each in self.members]
         if self.stage != member.stage:
@@ -202,7 +202,7 @@ class Batch:
         apart_ns = self.step_time(self.stage, here) + member.forecast.speeds[0].step_ns
         return 1.0 - self.step_time(self.stage, [*here, member.job.request]) / apart_ns if apart_ns else 0.0
 
-    def is_better_with(self, member: Member, otherwise_ns: float, num_behind: float) -> bool:
+    def is_better_with(self, member: BatchMember, otherwise_ns: float, num_behind: float) -> bool:
         """Return whether the requests that need not be on time end earlier in the mean if one more joins.
 
         Otherwise it could begin alone at `otherwise_ns`; `num_behind` others wait for the device after it.
@@ -292,7 +292,7 @@ class Batch:
             now_ns += yield from self._tails(ended, now_ns, len(sharing), device_id, why)
 
     def _tails(
-        self, ended: Sequence[Member], now_ns: float, num_left: int, device_id: int, why: str
+        self, ended: Sequence[BatchMember], now_ns: float, num_left: int, device_id: int, why: str
     ) -> Generator[Start, None, float]:
         """Start the next stages without steps of members that have made their steps; returns how long they take."""
         whole_ns = 0.0

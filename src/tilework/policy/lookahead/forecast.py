@@ -48,7 +48,7 @@ class JobForecast:
     `head_ns` includes `load_ns`, for components that the idle devices lack, or all devices where none is idle; a device
     that is busy would load `spared_ns` less.
 
-    `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
+    `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `level` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
     `hold_ns` have passed, when its step ends. `shares`: a step on one device may be cheaper in a batch (see `Batch`).
     One that `is_rationed` stays deferred (`Rationing`); one that `is_promised` is never deferred: if it would be
@@ -65,7 +65,7 @@ class JobForecast:
     tail_ns: float
     due_ns: float = inf
     weight: float = 1.0
-    rank: int = -1
+    level: int = -1
     hold_ns: float = 0.0
     shares: bool = False
     arrival_ns: int = 0
@@ -81,23 +81,23 @@ class JobForecast:
         self.claim = Claim.OVERDUE
         self.usual = len(self.speeds) - 1
 
-    def tail_at(self, rank: int) -> float:
-        """Return the time after the steps at the degree of `speeds[rank]`."""
-        return self.tail_ns * self.tail_factors[rank] if self.tail_factors else self.tail_ns
+    def tail_at(self, level: int) -> float:
+        """Return the time after the steps at the degree of `speeds[level]`."""
+        return self.tail_ns * self.tail_factors[level] if self.tail_factors else self.tail_ns
 
-    def ns_at(self, rank: int) -> float:
-        """Return the time that the remaining work takes at the degree of `speeds[rank]`."""
-        return self.head_ns + self.num_steps * self.speeds[rank].step_ns + self.tail_at(rank)
+    def ns_at(self, level: int) -> float:
+        """Return the time that the remaining work takes at the degree of `speeds[level]`."""
+        return self.head_ns + self.num_steps * self.speeds[level].step_ns + self.tail_at(level)
 
     @property
     def run_ns(self) -> float:
         """The time that the remaining work of a running job takes at its degree, or of another on its narrowest one."""
-        return self.ns_at(max(self.rank, 0))
+        return self.ns_at(max(self.level, 0))
 
     @property
     def least_device_ns(self) -> float:
         """The least device time that the remaining work takes, over all degrees."""
-        return min([self.ns_at(rank) * speed.degree for rank, speed in enumerate(self.speeds)])
+        return min([self.ns_at(level) * speed.degree for level, speed in enumerate(self.speeds)])
 
     @property
     def usual_ns(self) -> float:
@@ -114,8 +114,8 @@ class JobForecast:
 
         The longer it has waited, the wider it must be, and the more device time its remaining work takes.
         """
-        rank = self._needed(now_ns)
-        return self.ns_at(rank) * self.speeds[rank].degree / self.weight
+        level = self._needed(now_ns)
+        return self.ns_at(level) * self.speeds[level].degree / self.weight
 
     def place(self) -> tuple[int, float, int]:
         """Return the sort key of the order of service."""
@@ -133,4 +133,5 @@ class JobForecast:
     def _needed(self, now_ns: int) -> int:
         """Return the index in `speeds` of the fewest devices with which it is on time from now on; else of the most."""
         budget_ns = self.due_ns - now_ns
-        return next((rank for rank in range(len(self.speeds)) if self.ns_at(rank) <= budget_ns), len(self.speeds) - 1)
+        num_levels = len(self.speeds)
+        return next((level for level in range(num_levels) if self.ns_at(level) <= budget_ns), num_levels - 1)

@@ -102,13 +102,13 @@ class Forecaster:
     def _add_works(self, forecast: JobForecast, job: JobView, steps: Work | None, node: NodeJobs) -> None:
         """Add the works in flight: as steps at the current degree, or as waiting time if they cannot be continued."""
         speeds = forecast.speeds
-        rank = next((rank for rank, speed in enumerate(speeds) if steps and speed.degree == len(steps.devices)), -1)
-        if steps is None or job.is_stopping or rank < 0 or not speeds[rank].step_ns:
+        level = next((level for level, speed in enumerate(speeds) if steps and speed.degree == len(steps.devices)), -1)
+        if steps is None or job.is_stopping or level < 0 or not speeds[level].step_ns:
             forecast.head_ns += node.ready_ns(job) - self.now_ns
             return
-        step_ns = speeds[rank].step_ns
+        step_ns = speeds[level].step_ns
         committed_ns = max(0, node.end_ns(steps) - self.now_ns)
-        forecast.rank = rank
+        forecast.level = level
         if node.load_ns is not None and (loading_ns := committed_ns - _committed_steps(job) * step_ns) > step_ns:
             forecast.head_ns += loading_ns
             forecast.num_steps += _committed_steps(job)
@@ -153,7 +153,7 @@ class Forecaster:
             usual=known.usual,
             num_steps=float(int(forecast.num_steps + _ROUNDING)),
             head_ns=forecast.head_ns + forecast.hold_ns + move_ns,
-            rank=-1,
+            level=-1,
             hold_ns=0.0,
         )
 

@@ -24,7 +24,7 @@ _MOST_WEIGHED = 1  # Nodes on which it is found out which others a job makes lat
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """A node where a job would be on time, with its forecast there and the order of service that includes it."""
 
     number: int
@@ -112,7 +112,7 @@ class NodeAssignment:
         if forecast is not None:
             selection.add(job, forecast)
 
-    def _assign(self, job: JobView, number: int, place: Place | None = None) -> None:
+    def _assign(self, job: JobView, number: int, place: NodePlace | None = None) -> None:
         """Let a waiting job wait at this node, which `_place` may have found."""
         former = self.table.node_of.get(job.job_id)
         if former == number:
@@ -212,7 +212,7 @@ class NodeAssignment:
             self.table.full.discard(number)
         return selection
 
-    def _place(self, job: JobView, elsewhere: JobForecast | None = None) -> Place | None:
+    def _place(self, job: JobView, elsewhere: JobForecast | None = None) -> NodePlace | None:
         """Find a place where a job would be on time and make no other late; `elsewhere` is its forecast on its node."""
         if len(self.table.by_node) == 1 or job.request.deadline_ns is None or job.dropped_to_best_effort:
             return None
@@ -227,7 +227,7 @@ class NodeAssignment:
             else:
                 forecast = self.forecaster.moved(job, elsewhere, self.table.node_with(job), selection.node.devices)
             if forecast is not None and (chosen := selection.with_job(forecast)) is not None:
-                return Place(number, forecast, chosen)
+                return NodePlace(number, forecast, chosen)
         return None
 
     def num_missed(self, job: JobView, latest: Mapping[int, Selection]) -> int:

@@ -121,13 +121,13 @@ class NodeJobs:
         num_delayed = len(jobs) * _DELAYED_PER_JOB / len(self.devices)
         for forecast in jobs:
             speeds = forecast.speeds
-            rank = 0
-            while rank < forecast.usual:
-                narrow, wide = speeds[rank], speeds[rank + 1]
+            level = 0
+            while level < forecast.usual:
+                narrow, wide = speeds[level], speeds[level + 1]
                 if narrow.step_ns - wide.step_ns <= num_delayed * (wide.device_ns - narrow.device_ns):
                     break
-                rank += 1
-            forecast.usual = rank
+                level += 1
+            forecast.usual = level
 
     def leave_room(self, forecasts: Iterable[JobForecast]) -> None:
         """Set how long steps of a job may be that keep the last free device.

@@ -111,7 +111,7 @@ def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostMod
     others = [head_and_tail_ns(request, one, costs) for one in starts]
     return StepCosts(
         speeds=speeds,
-        usual=max((rank for rank, speed in enumerate(speeds) if speed.degree <= degree), default=0),
+        usual=max((level for level, speed in enumerate(speeds) if speed.degree <= degree), default=0),
         shares=bool(speeds) and speeds[0].degree == 1 and _shares(request, from_here.stepped, costs),
         heads_ns=tuple(head_ns for head_ns, _ in others),
         tails_ns=tuple(tail_ns for _, tail_ns in others),

@@ -31,7 +31,7 @@ _RECENT = 0.5  # The share of the last minutes in an estimate.
 _MOST_KNOWN = 4096
 
 
-class _Asked(NamedTuple):
+class _AskedCounts(NamedTuple):
     """Requests for a component, each with a weight that has decayed since it came, as of the latest of them."""
 
     at_ns: int
@@ -49,7 +49,7 @@ class ComponentRates:
     `stages` are those of accelerators, of the pipelines that were asked for, without LoRAs, the latest last.
     """
 
-    _asked: dict[Component, _Asked] = field(default_factory=dict)
+    _asked: dict[Component, _AskedCounts] = field(default_factory=dict)
     stages: dict[Stage, None] = field(default_factory=dict)
     num_requests: int = 0
     _first_ns: int | None = None
@@ -73,8 +73,8 @@ class ComponentRates:
         self._note_stages(plain, costs)
         stages = [one for one, _ in costs.start(request).pieces if one.kind is DeviceKind.ACCELERATOR]
         for component in {one: None for stage in stages for one in costs.weights.components(stage)}:
-            before = self._decayed(self._asked.pop(component, _Asked(now_ns, 0.0, 0.0)), now_ns)
-            self._asked[component] = _Asked(now_ns, before.recent + 1, before.usual + 1)
+            before = self._decayed(self._asked.pop(component, _AskedCounts(now_ns, 0.0, 0.0)), now_ns)
+            self._asked[component] = _AskedCounts(now_ns, before.recent + 1, before.usual + 1)
         if len(self._asked) > _MOST_KNOWN:
             del self._asked[next(iter(self._asked))]
         return True
@@ -103,10 +103,10 @@ class ComponentRates:
         usual_s = USUAL_NS * (1 - exp(-span_ns / USUAL_NS)) / NS_PER_S  # The mean if one came per second.
         return _RECENT * now.recent / (RECENT_NS / NS_PER_S) + (1 - _RECENT) * now.usual / usual_s
 
-    def _decayed(self, asked: _Asked, now_ns: int) -> _Asked:
+    def _decayed(self, asked: _AskedCounts, now_ns: int) -> _AskedCounts:
         passed_ns = max(0, now_ns - asked.at_ns)
         recent, usual = exp(-passed_ns / RECENT_NS), exp(-passed_ns / USUAL_NS)
-        return _Asked(now_ns, asked.recent * recent, asked.usual * usual)
+        return _AskedCounts(now_ns, asked.recent * recent, asked.usual * usual)
 
 
 _BY_COPY = 0.3

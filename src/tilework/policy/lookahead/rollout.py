@@ -60,7 +60,7 @@ class Pause:
 
     def with_last(self, forecast: JobForecast, index: int) -> Pause:
         """Return the same moment with one more feasible job, which waits, comes last and has this index."""
-        assert forecast.rank < 0
+        assert forecast.level < 0
         job = RemainingJob(forecast, index, forecast.num_steps, forecast.head_ns, forecast.tail_ns)
         degree = needed_degree(job, self.num_spare, self.now)
         is_safe = degree is not None
@@ -68,15 +68,15 @@ class Pause:
         feasible = [*self.feasible, job]
         return Pause(self.certain, feasible, is_safe, num_spare, self.now, self.next_ns, self.moments)
 
-    def state(self, num_jobs: int) -> _State:
+    def state(self, num_jobs: int) -> _RolloutState:
         """Return a rollout of `num_jobs` jobs that goes on from here."""
         certain, feasible = [job.anew() for job in self.certain], [job.anew() for job in self.feasible]
         moments = [degrees + [0] * (num_jobs - len(degrees)) for degrees in self.moments]
-        return _State(certain, feasible, [], [], [], num_jobs, self.now, self.next_ns, moments)
+        return _RolloutState(certain, feasible, [], [], [], num_jobs, self.now, self.next_ns, moments)
 
 
 @dataclass(slots=True)
-class _State:
+class _RolloutState:
     """The jobs of a rollout at the moment `now`, by claim, and what is known of the result.
 
     None of the jobs has devices. At `next_ns` the first job has ended; `moments` are the degrees before and after that.
@@ -95,11 +95,11 @@ class _State:
     ends_ns: dict[int, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(forecasts: Sequence[JobForecast], now_ns: int) -> _State:
-        state = _State([], [], [], [], [], len(forecasts), float(now_ns))
+    def of(forecasts: Sequence[JobForecast], now_ns: int) -> _RolloutState:
+        state = _RolloutState([], [], [], [], [], len(forecasts), float(now_ns))
         certain, feasible, others, held = state.certain, state.feasible, state.others, state.held
         for index, one in enumerate(forecasts):
-            job = RemainingJob(one, index, one.num_steps, one.head_ns, one.tail_ns, -1, one.rank, one.hold_ns)
+            job = RemainingJob(one, index, one.num_steps, one.head_ns, one.tail_ns, -1, one.level, one.hold_ns)
             claim = one.claim
             if claim is _FEASIBLE:
                 feasible.append(job)
@@ -143,19 +143,19 @@ def next_pause(
 
 def ends_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: int) -> dict[int, float]:
     """Return when each job ends, by its index in this order of service; without those that never get a device."""
-    state = _State.of(forecasts, now_ns)
+    state = _RolloutState.of(forecasts, now_ns)
     _simulate(state, num_devices, to_the_end=True)
     state.others, state.held = state.held, []
     _simulate(state, num_devices, to_the_end=True)
     return state.ends_ns
 
 
-def _state(forecasts: Sequence[JobForecast], now_ns: int, begin: Pause | None) -> _State:
-    return _State.of(forecasts, now_ns) if begin is None else begin.state(len(forecasts))
+def _state(forecasts: Sequence[JobForecast], now_ns: int, begin: Pause | None) -> _RolloutState:
+    return _RolloutState.of(forecasts, now_ns) if begin is None else begin.state(len(forecasts))
 
 
 def _simulate(
-    state: _State, num_devices: int, *, may_pause: bool = False, to_the_end: bool = False
+    state: _RolloutState, num_devices: int, *, may_pause: bool = False, to_the_end: bool = False
 ) -> RolloutResult | Pause:
     """Simulate until the result is certain or, if that comes first, up to a pause; or until all jobs have ended.
 
@@ -169,7 +169,7 @@ def _simulate(
         if may_pause and num_spare:
             if is_safe and not in_step:
                 for job in running:
-                    job.rank = -1
+                    job.level = -1
                 return state.pause(num_spare)
             may_pause = False
         if not moments or (len(moments) < 2 and state.next_ns < inf):
@@ -189,7 +189,7 @@ def _simulate(
     return RolloutResult(moments[0] if moments else none, None, state.next_ns, then)
 
 
-def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -> int | None:
+def _advance(state: _RolloutState, running: Sequence[RemainingJob], change_ns: float) -> int | None:
     """Go on to the next event, in `change_ns` at the latest; returns the index of the first job that is late then."""
     runs_ns = [job.run_ns() for job in running]
     span_ns = min(*runs_ns, change_ns)
@@ -197,13 +197,13 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
     feasible = state.feasible
     late = None
     for job, run_ns in zip(running, runs_ns, strict=True):
-        job.last_rank = job.rank
+        job.last_level = job.level
         job.hold_ns -= span_ns
         if run_ns - span_ns > ROUNDING_NS:
             job.run(span_ns)
         elif _ends(state, job) and (late is None or job.index < late):
             late = job.index
-        job.rank = -1
+        job.level = -1
     if state.in_step:
         state.in_step = [job for job in state.in_step if job.hold_ns > ROUNDING_NS]
     if feasible and now > feasible[0].forecast.due_ns and (late is None or feasible[0].index < late):
@@ -211,7 +211,7 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
     return late
 
 
-def _ends(state: _State, job: RemainingJob) -> bool:
+def _ends(state: _RolloutState, job: RemainingJob) -> bool:
     """Take a job out that has ended now; returns whether it is late."""
     state.next_ns = min(state.next_ns, state.now)
     state.ends_ns[job.index] = state.now
@@ -229,5 +229,5 @@ def _ends(state: _State, job: RemainingJob) -> bool:
 def _degrees(running: Iterable[RemainingJob], num_jobs: int) -> list[int]:
     degrees = [0] * num_jobs
     for job in running:
-        degrees[job.index] = job.forecast.speeds[job.rank].degree
+        degrees[job.index] = job.forecast.speeds[job.level].degree
     return degrees

@@ -217,4 +217,4 @@ class Selection:
 
 def _by_load(forecast: JobForecast) -> tuple[bool, float, float, int]:
     """Return the key that lets devices keep what they have: running jobs first, then those with the shortest load."""
-    return forecast.rank < 0, forecast.load_ns, forecast.order_key, forecast.job_id
+    return forecast.level < 0, forecast.load_ns, forecast.order_key, forecast.job_id

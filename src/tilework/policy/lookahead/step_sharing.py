@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from tilework.core.policy import DeviceView, JobView
-from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
+from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, BatchMember
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
 from tilework.policy.lookahead.rollout import Pause, RolloutResult, ends_ahead, next_pause, simulate_ahead
@@ -130,7 +130,7 @@ class StepSharing:
             gathered.update(job.job_id for job in staying)
             margin = node.margins.guard
             staged = [job for job in staying if job.left.stage is not None]
-            members = [Member.of(job, by_id[job.job_id], margin, node.now_ns) for job in staged]
+            members = [BatchMember.of(job, by_id[job.job_id], margin, node.now_ns) for job in staged]
             whole = Batch(tuple(members), device.free_ns, node.step_time, self._num_behind)
             batch = _without_unfit(whole).trimmed()
             if batch.members:
@@ -145,12 +145,12 @@ class StepSharing:
         may_split = len(served) + len(batches) < len(node.devices)
         return served + [self._forecast(batch, may_split) for batch in batches]
 
-    def _left_out(self, member: Member, device: DeviceView) -> JobForecast:
+    def _left_out(self, member: BatchMember, device: DeviceView) -> JobForecast:
         head_ns = device.free_ns - self.node.now_ns + member.head_ns
-        return replace(member.forecast, head_ns=head_ns, rank=-1, hold_ns=0.0, num_steps=member.num_steps)
+        return replace(member.forecast, head_ns=head_ns, level=-1, hold_ns=0.0, num_steps=member.num_steps)
 
-    def _member(self, job: JobView, forecast: JobForecast) -> Member:
-        return Member.of(job, forecast, self.node.margins.admission, self.node.now_ns)
+    def _member(self, job: JobView, forecast: JobForecast) -> BatchMember:
+        return BatchMember.of(job, forecast, self.node.margins.admission, self.node.now_ns)
 
     def _forecast(self, batch: Batch, may_split: bool = False) -> JobForecast:
         forecast = batch.as_forecast(self.node.now_ns, may_split)
@@ -209,7 +209,7 @@ class StepSharing:
 
     def _joined(
         self,
-        member: Member,
+        member: BatchMember,
         chosen: ServiceOrder,
         hosts: Sequence[JobForecast],
         otherwise_ns: float,
@@ -221,8 +221,8 @@ class StepSharing:
         """
         open_batches = [(batch, host) for host in hosts if (batch := self._open_batch(host)) is not None]
         saved = [(batch.saved(member), -index) for index, (batch, _) in enumerate(open_batches)]
-        for share, rank in sorted(saved, reverse=True)[:_MOST_TRIED]:
-            batch, host = open_batches[-rank]
+        for share, index in sorted(saved, reverse=True)[:_MOST_TRIED]:
+            batch, host = open_batches[-index]
             joined = batch.with_(member)
             if share < LEAST_SAVED or joined.slack_ns < 0 or not batch.is_better_with(member, otherwise_ns, num_behind):
                 continue

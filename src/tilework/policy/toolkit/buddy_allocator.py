@@ -121,8 +121,8 @@ class Allocator:
             free = self._free_beside(first)
             if _is_free(free, first, width):
                 overlap = sum(first <= device_id < first + width for device_id in preferred)
-                rank = (-overlap, _buddy_width(free, first, width), first)
-                best = rank if best is None else min(best, rank)
+                key = (-overlap, _buddy_width(free, first, width), first)
+                best = key if best is None else min(best, key)
         if best is not None:
             return tuple(range(best[2], best[2] + width))
         self._tidy()

@@ -67,8 +67,8 @@ def solve_knapsack_quickly(groups: Sequence[Sequence[Option]], capacity: int) ->
         hull = hulls.get(id(options))
         if hull is None:
             hull = hulls[id(options)] = _hull(options)
-        for level, (rank, width, option) in enumerate(hull):
-            moves.append((rank, group, level, width, option))
+        for level, (order, width, option) in enumerate(hull):
+            moves.append((order, group, level, width, option))
     moves.sort()
     chosen: list[int | None] = [None] * len(groups)
     levels = [0] * len(groups)

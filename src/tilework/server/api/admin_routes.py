@@ -54,7 +54,7 @@ def _checked_lora_name(name: str) -> str:
     return name
 
 
-class _AddLora(BaseModel):
+class _LoraBody(BaseModel):
     """The body of `POST /v1/admin/models/{model}/loras`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -129,7 +129,7 @@ def _add_lora_routes(
     async def add_lora(model_id: str, http: Request) -> ModelCard:
         """Let requests for a model use another LoRA."""
         _check(http, readiness)
-        ask = await _asked(http, images, _AddLora, "name", '"ink"')
+        ask = await _asked(http, images, _LoraBody, "name", '"ink"')
         info = images.models.named(model_id)
         lora = LoraSource(ask.name, ask.path)
         await _unless_refused(images.engine.catalog.add_lora(info.name, lora))

@@ -40,7 +40,7 @@ MAX_RETRY_S = 60
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _NamedCall:
     """The call that a uid names, open or ended, and the index of one of its images, or None for all of them."""
 
     entry: Call | CallRecord
@@ -190,7 +190,7 @@ class RequestService:
             f"they were deleted or lost, made room for newer ones, or were {self.config.result_ttl_s:g} seconds old",
         )
 
-    def _find(self, uid: str, tenant: str | None) -> _Found:
+    def _find(self, uid: str, tenant: str | None) -> _NamedCall:
         """Find what a uid names.
 
         Raises:
@@ -204,7 +204,7 @@ class RequestService:
         num_images = len(entry.tickets) if isinstance(entry, Call) else entry.num_images
         if index is not None and index >= num_images:
             raise self._unknown(uid)
-        return _Found(entry, index)
+        return _NamedCall(entry, index)
 
     def _unknown(self, uid: str) -> CallError:
         """Return the error for an unknown call."""

@@ -103,7 +103,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """A metric under the name that Prometheus shows. `bounds` are those of a histogram; they ascend."""
 
     kind: Kind
@@ -117,16 +117,16 @@ class Family:
         return tuple(label.name for label in self.labels)
 
 
-def _counter(name: str, text: str, *labels: Label) -> Family:
-    return Family(Kind.COUNTER, f"{PREFIX}{name}_total", text, labels)
+def _counter(name: str, text: str, *labels: Label) -> MetricFamily:
+    return MetricFamily(Kind.COUNTER, f"{PREFIX}{name}_total", text, labels)
 
 
-def _gauge(name: str, text: str, *labels: Label) -> Family:
-    return Family(Kind.GAUGE, PREFIX + name, text, labels)
+def _gauge(name: str, text: str, *labels: Label) -> MetricFamily:
+    return MetricFamily(Kind.GAUGE, PREFIX + name, text, labels)
 
 
-def _histogram(name: str, text: str, bounds: Sequence[float], *labels: Label) -> Family:
-    return Family(Kind.HISTOGRAM, PREFIX + name, text, labels, bounds)
+def _histogram(name: str, text: str, bounds: Sequence[float], *labels: Label) -> MetricFamily:
+    return MetricFamily(Kind.HISTOGRAM, PREFIX + name, text, labels, bounds)
 
 
 def _values(name: str, values: Iterable[str]) -> Label:
@@ -383,5 +383,5 @@ RESIDENT_BYTES = _gauge("resident_bytes", "Memory of a process, shared pages cou
 BUILD_INFO = _gauge("build_info", "Version, policy and model of the server; always 1", VERSION, POLICY, MODEL)
 UPTIME_SECONDS = _gauge("uptime_seconds", "Time since the server began to load its models")
 
-FAMILIES = tuple(one for one in tuple(globals().values()) if isinstance(one, Family))
+FAMILIES = tuple(one for one in tuple(globals().values()) if isinstance(one, MetricFamily))
 """All metrics, in the order of this file."""

@@ -19,7 +19,7 @@ from tilework.policy.traits import PlacementStatus
 from tilework.runtime.engine import Engine
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.metrics import families
-from tilework.server.metrics.families import Family, Intervention
+from tilework.server.metrics.families import Intervention, MetricFamily
 from tilework.server.metrics.meters import Names, level
 from tilework.server.metrics.readings import readings_of
 from tilework.server.schema.answers import Unready
@@ -103,7 +103,7 @@ class Levels(Collector):
         yield _gauge(families.SPOOL_ENTRIES, backlog.num_results)
         yield _gauge(families.STORE_UNWRITTEN_SECONDS, s_from_ns(backlog.unwritten_ns))
 
-    def _by_class(self, family: Family, counts: Mapping[str, int]) -> Metric:
+    def _by_class(self, family: MetricFamily, counts: Mapping[str, int]) -> Metric:
         found = level(family)
         shown = dict.fromkeys(DEFAULT_CLASSES, 0)
         for priority, count in counts.items():
@@ -113,7 +113,7 @@ class Levels(Collector):
             found.add_metric((label,), count)
         return found
 
-    def _by_number(self, family: Family, values: Mapping[int, int]) -> Metric:
+    def _by_number(self, family: MetricFamily, values: Mapping[int, int]) -> Metric:
         found = level(family)
         for number, value in values.items():
             found.add_metric((str(number),), value)
@@ -145,7 +145,7 @@ class Levels(Collector):
 
 def _by_placement(placements: Iterable[PlacementStatus]) -> Iterator[Metric]:
     """Yield what the policy counts for the devices of each placement type in its window."""
-    values: Sequence[tuple[Family, Callable[[PlacementStatus], float]]] = (
+    values: Sequence[tuple[MetricFamily, Callable[[PlacementStatus], float]]] = (
         (families.PLACEMENT_DEVICES, lambda one: one.num_devices),
         (families.PLACEMENT_BACKLOG, lambda one: one.backlog),
         (families.PLACEMENT_COMPLETIONS_PER_SECOND, lambda one: one.completions / s_from_ns(one.window_ns)),
@@ -170,7 +170,7 @@ def _interventions(counts: GuardCounts) -> Metric:
     return found
 
 
-def _gauge(family: Family, value: float) -> Metric:
+def _gauge(family: MetricFamily, value: float) -> Metric:
     found = level(family)
     found.add_metric((), value)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
 
-from tilework.server.metrics.families import Family, Kind
+from tilework.server.metrics.families import Kind, MetricFamily
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each counter, which no dashboard uses.
 
@@ -36,7 +36,7 @@ class Meters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
-    def counter(self, family: Family) -> Counter:
+    def counter(self, family: MetricFamily) -> Counter:
         """Make a counter; the library appends `_total` to the name that it is given."""
         assert family.kind is Kind.COUNTER, family
         name = family.name.removesuffix("_total")
@@ -46,17 +46,17 @@ class Meters:
                 counter.labels(value)
         return counter
 
-    def gauge(self, family: Family) -> Gauge:
+    def gauge(self, family: MetricFamily) -> Gauge:
         assert family.kind is Kind.GAUGE, family
         return Gauge(family.name, family.text, family.label_names, registry=self.registry)
 
-    def histogram(self, family: Family) -> Histogram:
+    def histogram(self, family: MetricFamily) -> Histogram:
         """Make a histogram. With negative bounds no sum is shown: Prometheus takes sums for counters."""
         assert family.kind is Kind.HISTOGRAM, family
         return Histogram(family.name, family.text, family.label_names, buckets=family.bounds, registry=self.registry)
 
 
-def level(family: Family) -> GaugeMetricFamily:
+def level(family: MetricFamily) -> GaugeMetricFamily:
     """Make a gauge that is read at a scrape, without values yet."""
     assert family.kind is Kind.GAUGE, family
     return GaugeMetricFamily(family.name, family.text, labels=family.label_names)

@@ -8,10 +8,10 @@ from prometheus_client.metrics_core import Metric
 
 from tilework.core.wire.reports import SLOWDOWNS, AllocatorReading, CardReading, DeviceReading
 from tilework.server.metrics import families
-from tilework.server.metrics.families import Family, MemoryUser
+from tilework.server.metrics.families import MemoryUser, MetricFamily
 from tilework.server.metrics.meters import level
 
-_CARD: Sequence[tuple[Family, Callable[[CardReading], float | None]]] = (
+_CARD: Sequence[tuple[MetricFamily, Callable[[CardReading], float | None]]] = (
     (families.CARD_BUSY_RATIO, lambda one: one.busy),
     (families.CARD_MEMORY_TOTAL_BYTES, lambda one: one.total_bytes),
     (families.CARD_TEMPERATURE_CELSIUS, lambda one: one.celsius),
@@ -20,7 +20,7 @@ _CARD: Sequence[tuple[Family, Callable[[CardReading], float | None]]] = (
     (families.CARD_CLOCK_HERTZ, lambda one: one.hertz),
     (families.CARD_CLOCK_MAX_HERTZ, lambda one: one.most_hertz),
 )
-_ALLOCATOR: Sequence[tuple[Family, Callable[[AllocatorReading], float]]] = (
+_ALLOCATOR: Sequence[tuple[MetricFamily, Callable[[AllocatorReading], float]]] = (
     (families.ALLOCATOR_RESERVED_BYTES, lambda one: one.reserved_bytes),
     (families.ALLOCATOR_ALLOCATED_BYTES, lambda one: one.allocated_bytes),
     (families.ALLOCATOR_PEAK_BYTES, lambda one: one.peak_bytes),
@@ -42,7 +42,7 @@ def readings_of(readings: Mapping[str, DeviceReading]) -> Iterator[Metric]:
         yield _by_device(family, {name: count(one) for name, one in allocators.items()})
 
 
-def _by_device(family: Family, values: Mapping[str, float | None]) -> Metric:
+def _by_device(family: MetricFamily, values: Mapping[str, float | None]) -> Metric:
     found = level(family)
     for device, value in values.items():
         if value is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from tilework.control.driver.state_registry import StateMove
 from tilework.core.work import Group
 from tilework.sim.clock import Clock
-from tilework.sim.config import Layout
+from tilework.sim.config import DeviceLayout
 from tilework.sim.device import StateTransfer
 from tilework.sim.nodes.nodes import NodeSession, SimNodes
 
@@ -20,7 +20,7 @@ class StateTransfers:
     that.
     """
 
-    def __init__(self, clock: Clock, nodes: SimNodes, layout: Layout, on_sent: Callable[[Group], None]) -> None:
+    def __init__(self, clock: Clock, nodes: SimNodes, layout: DeviceLayout, on_sent: Callable[[Group], None]) -> None:
         self._clock = clock
         self._nodes = nodes
         self._layout = layout

@@ -30,7 +30,7 @@ _T = (
 )
 
 
-class Block(NamedTuple):
+class DueBlock(NamedTuple):
     """Requests with a deadline that came one after another: how many, and how many of them were on time."""
 
     num_due: int
@@ -58,7 +58,7 @@ class Share:
         return _wilson(value, factor * self.num_independent, _NORMAL)[0]
 
 
-def share_of(blocks: Sequence[Block]) -> Share:
+def share_of(blocks: Sequence[DueBlock]) -> Share:
     """Return the share of all blocks together. There is at least one, and none is empty."""
     num_due = sum(block.num_due for block in blocks)
     value = sum(block.num_on_time for block in blocks) / num_due
@@ -83,7 +83,7 @@ def num_to_show(target: float) -> int:
     return math.ceil(_NORMAL**2 * target / (1 - target))
 
 
-def _design_effect(blocks: Sequence[Block], value: float, num_due: int) -> float:
+def _design_effect(blocks: Sequence[DueBlock], value: float, num_due: int) -> float:
     """Return the design effect, at least 1; also 1 where it is unknown."""
     independent = value * (1 - value) / num_due
     if len(blocks) < 2 or not independent:
@@ -153,7 +153,7 @@ class Judge:
         self._missed += self._open
         self._open.clear()
 
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[DueBlock, ...]:
         """Return requests with a deadline in the order of their arrival, in blocks of equal size to within one."""
         num = min(BLOCKS, len(self._place))
         due, missed = [0] * num, [0] * num
@@ -161,4 +161,4 @@ class Judge:
             due[place * num // len(self._place)] += 1
         for uid in self._missed:
             missed[self._place[uid] * num // len(self._place)] += 1
-        return tuple(Block(all_, all_ - late) for all_, late in zip(due, missed, strict=True))
+        return tuple(DueBlock(all_, all_ - late) for all_, late in zip(due, missed, strict=True))

@@ -29,7 +29,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.plan.interval import Share, share_of
 from tilework.sim.plan.traffic import AS_ASKED, Demand, Size, Traffic, WhatIf, demand_of
-from tilework.sim.plan.trial import Outcome, Trial, Try
+from tilework.sim.plan.trial import Trial, TrialOutcome, Try
 
 SPARE = 1.0
 """Devices beyond the load in the first guess, as a multiple of the root of the load."""
@@ -55,7 +55,7 @@ class Point:
     share: Share
     verdict: Verdict
     is_whole: bool
-    outcomes: Sequence[Outcome] = field(repr=False)
+    outcomes: Sequence[TrialOutcome] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def _trial(sizing: Sizing, num_devices: int, sample: int) -> Trial:
     )
 
 
-def _point(num_devices: int, outcomes: Sequence[Outcome], target: float, num_samples: int) -> Point:
+def _point(num_devices: int, outcomes: Sequence[TrialOutcome], target: float, num_samples: int) -> Point:
     share = share_of([block for outcome in outcomes for block in outcome.blocks])
     may_meet = len(outcomes) < num_samples and share.low_at_most(num_samples / len(outcomes)) >= target
     verdict = Verdict.OPEN if may_meet else Verdict.UNSURE
@@ -215,7 +215,7 @@ class _Search:
 
     def _try_all(self, places: Sequence[int]) -> None:
         """Try these places sample by sample, until each is decided, or one is that decides the others, too."""
-        outcomes: dict[int, list[Outcome]] = {place: [] for place in places}
+        outcomes: dict[int, list[TrialOutcome]] = {place: [] for place in places}
         while open_ := self._undecided(outcomes):
             trials = list(self._trials(open_, outcomes))
             found = self.attempt([_trial(self.sizing, self.sizing.numbers[place], sample) for place, sample in trials])
@@ -226,7 +226,7 @@ class _Search:
                     self.sizing.numbers[place], outcomes[place], self.target, self.sizing.num_samples
                 )
 
-    def _undecided(self, outcomes: dict[int, list[Outcome]]) -> list[int]:
+    def _undecided(self, outcomes: dict[int, list[TrialOutcome]]) -> list[int]:
         def is_open(place: int) -> bool:
             return place not in self.points or self.points[place].verdict is Verdict.OPEN
 
@@ -237,7 +237,7 @@ class _Search:
         low, high = max(not_met, default=-1), min(met, default=len(self.sizing.numbers))
         return [place for place in places if low < place < high]
 
-    def _trials(self, places: Sequence[int], outcomes: dict[int, list[Outcome]]) -> Iterator[tuple[int, int]]:
+    def _trials(self, places: Sequence[int], outcomes: dict[int, list[TrialOutcome]]) -> Iterator[tuple[int, int]]:
         """Yield the next sample of each place; of a single one the next two."""
         for place in places:
             done = len(outcomes[place])

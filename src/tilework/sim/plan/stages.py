@@ -28,7 +28,7 @@ from tilework.policy.published.onepiece.traffic import Traffic as Taken
 from tilework.policy.registry import make_policy
 from tilework.sim.plan.trial import Question
 from tilework.sim.simulation import Simulation, without_collections
-from tilework.sim.trace import Ending
+from tilework.sim.trace import TraceEnding
 
 MOST_ROUNDS = 8
 """Number of changes of the division, at most."""
@@ -177,12 +177,12 @@ class _Study:
         return found
 
 
-def _attainment(endings: Sequence[Ending]) -> float | None:
+def _attainment(endings: Sequence[TraceEnding]) -> float | None:
     due = [one for one in endings if one.request.deadline_ns is not None]
     return sum(one.on_time for one in due) / len(due) if due else None
 
 
-def _mean_s(endings: Sequence[Ending]) -> float:
+def _mean_s(endings: Sequence[TraceEnding]) -> float:
     """Return the mean latency; infinite if a request has no image."""
     is_whole = all(one.status is Status.DONE for one in endings)
     return fsum(s_from_ns(one.latency_ns) for one in endings) / len(endings) if is_whole else inf

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tilework.core.request import Request, Shape
 from tilework.cost.degrees import fastest_latency_ns, least_device_ns
 from tilework.cost.table_costs import TableCosts
-from tilework.sim.workloads.family import Family, stream
+from tilework.sim.workloads.family import WorkloadFamily, stream
 from tilework.sim.workloads.requests import to_requests
 
 _BLOCKS = 12
@@ -213,10 +213,10 @@ def sizes_of(requests: Sequence[Request]) -> dict[Size, list[Request]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnTraffic:
     """Requests of a workload, drawn anew for each seed."""
 
-    workload: Family
+    workload: WorkloadFamily
 
     def __call__(self, seed: int) -> Sequence[Request]:
         return to_requests(self.workload.requests(seed))

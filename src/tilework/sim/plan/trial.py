@@ -15,7 +15,7 @@ from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.cost.table import CostTable
 from tilework.sim.config import SimConfig
-from tilework.sim.plan.interval import Block, Decided, Judge
+from tilework.sim.plan.interval import Decided, DueBlock, Judge
 from tilework.sim.plan.traffic import AS_ASKED, Sample, Size, Traffic, WhatIf, num_samples, sample_of
 from tilework.sim.runs import Run
 from tilework.sim.simulation import Simulation, without_collections
@@ -66,19 +66,19 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """Deadlines kept in one trial, in blocks. Unless it `is_whole`, the run ended early, and the rest counts as kept.
 
     `device_s` is the device time that ran up to then, by pipeline, stage and degree, and `run_s` how long that was.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[DueBlock, ...]
     is_whole: bool
     device_s: Mapping[tuple[str, str, int], float]
     run_s: float
 
 
-def tried(question: Question, trial: Trial) -> Outcome:
+def tried(question: Question, trial: Trial) -> TrialOutcome:
     """Simulate one trial. Raises what a policy or the simulation raises."""
     sample = question.sample_of(trial.sample, trial.what_if, trial.sizes)
     requests = sample.simulated
@@ -93,7 +93,7 @@ def tried(question: Question, trial: Trial) -> Outcome:
             pass
     runs = simulation.cluster.runs
     end_ns = max((run.end_ns for run in runs), default=requests[0].arrival_ns)
-    return Outcome(
+    return TrialOutcome(
         blocks=judge.blocks(),
         is_whole=judge.is_whole,
         device_s=_device_s(runs),
@@ -110,7 +110,7 @@ def _device_s(runs: Sequence[Run]) -> dict[tuple[str, str, int], float]:
     return {key: s_from_ns(device_ns) for key, device_ns in sorted(found.items())}
 
 
-Try = Callable[[Sequence[Trial]], Sequence[Outcome]]
+Try = Callable[[Sequence[Trial]], Sequence[TrialOutcome]]
 """Simulates trials; their outcomes are in the same order."""
 
 _asked: list[Question] = []  # In a process of the pool: the one that its trials are of.
@@ -118,7 +118,7 @@ _asked: list[Question] = []  # In a process of the pool: the one that its trials
 
 @contextmanager
 def trials_of(
-    question: Question, num_processes: int, on_done: Callable[[Trial, Outcome], None] = lambda trial, outcome: None
+    question: Question, num_processes: int, on_done: Callable[[Trial, TrialOutcome], None] = lambda trial, outcome: None
 ) -> Iterator[Try]:
     """Yield a function that simulates trials of a question in this many processes; `on_done` gets each, in order."""
     if num_processes == 1:
@@ -127,7 +127,7 @@ def trials_of(
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(num_processes, initializer=_begin, initargs=(question,)) as pool:
 
-        def run(trials: Sequence[Trial]) -> list[Outcome]:
+        def run(trials: Sequence[Trial]) -> list[TrialOutcome]:
             futures = [(trial, pool.submit(_tried_here, trial)) for trial in trials]
             return [_noted(trial, future.result(), on_done) for trial, future in futures]
 
@@ -141,7 +141,7 @@ def trials_of(
             raise
 
 
-def _noted(trial: Trial, outcome: Outcome, on_done: Callable[[Trial, Outcome], None]) -> Outcome:
+def _noted(trial: Trial, outcome: TrialOutcome, on_done: Callable[[Trial, TrialOutcome], None]) -> TrialOutcome:
     on_done(trial, outcome)
     return outcome
 
@@ -152,5 +152,5 @@ def _begin(question: Question) -> None:
     _asked.append(question)
 
 
-def _tried_here(trial: Trial) -> Outcome:
+def _tried_here(trial: Trial) -> TrialOutcome:
     return tried(_asked[0], trial)

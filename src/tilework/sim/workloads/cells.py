@@ -11,7 +11,7 @@ from tilework.cost.table import CostTable, check_covers, check_devices
 from tilework.cost.table_file import read_table
 from tilework.formats.trace import is_csv, read_trace
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family
+from tilework.sim.workloads.family import WorkloadFamily
 from tilework.sim.workloads.registry import make_workload, values_of, workload_names
 
 SHORT = {"rate": "rate_per_s", "num": "num_requests"}
@@ -31,7 +31,7 @@ class Cell:
     """
 
     name: str
-    workload: Family | Path
+    workload: WorkloadFamily | Path
     table: str
     num_devices: int
     devices_per_node: int | None = None
@@ -78,7 +78,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+class CellDevices:
     """The devices that were asked for; None leaves those of the workload."""
 
     table: str | None = None
@@ -86,7 +86,7 @@ class Devices:
     devices_per_node: int | None = None
 
 
-def cell_of(text: str, devices: Devices) -> Cell:
+def cell_of(text: str, devices: CellDevices) -> Cell:
     """Return the cell of NAME[,key=value...], or of a file of requests.
 
     Raises:
@@ -96,11 +96,11 @@ def cell_of(text: str, devices: Devices) -> Cell:
     if name not in workload_names() and (Path(text).exists() or text.endswith(".jsonl") or is_csv(text)):
         if devices.table is None:
             raise BadCell("a file of requests does not say what they cost; give --cost")
-        workload: Family | Path = Path(text)
-        own = Devices(table=devices.table, num_devices=1)
+        workload: WorkloadFamily | Path = Path(text)
+        own = CellDevices(table=devices.table, num_devices=1)
     else:
         workload = made = make_workload(name, values_of(name, _texts(name, pairs)))
-        own = Devices(table=made.cost_table, num_devices=made.num_devices)
+        own = CellDevices(table=made.cost_table, num_devices=made.num_devices)
     return Cell(
         name=text,
         workload=workload,

@@ -123,7 +123,7 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family(ABC):
+class WorkloadFamily(ABC):
     """A workload: parameters with defaults, and the requests that they and a seed decide.
 
     `table` is the cost table that it is meant for (a place for `read_table`; `cost_table` is that of these parameters),
@@ -174,7 +174,7 @@ class Family(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatedFamily(Family):
+class RatedFamily(WorkloadFamily):
     """A workload whose requests come at a rate, and differ only in what `items` and `slo_s` say."""
 
     rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilework.distribution import install_lab_command
 from tilework.entry_points import NotThere, declared_places, load_named
-from tilework.sim.workloads.family import Family, parsed, unknown
+from tilework.sim.workloads.family import WorkloadFamily, parsed, unknown
 
 ENTRY_POINTS = "tilework.workloads"
 SHIPPED: Mapping[str, str] = {
@@ -32,7 +32,7 @@ def workload_names() -> tuple[str, ...]:
     return tuple(_places())
 
 
-def family(name: str) -> type[Family]:
+def family(name: str) -> type[WorkloadFamily]:
     """Return the class of a workload by its name, or by its place, `module:Class`. Raises UnknownWorkload."""
     place = name if ":" in name else _places().get(name)
     if place is None:
@@ -44,8 +44,8 @@ def family(name: str) -> type[Family]:
         found = load_named(place)
     except NotThere as error:
         raise UnknownWorkload(f"workload {name!r} cannot be used: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Family)):
-        raise UnknownWorkload(f"workload {name!r} is no class derived from tilework.sim.workloads.family.Family")
+    if not (isinstance(found, type) and issubclass(found, WorkloadFamily)):
+        raise UnknownWorkload(f"workload {name!r} is no class derived from {__package__}.family.WorkloadFamily")
     if missing := [one for one in _ABOUT if not hasattr(found, one)]:
         raise UnknownWorkload(f"workload {name!r} does not say its {', '.join(missing)}; write them as class variables")
     return found
@@ -56,12 +56,12 @@ def _places() -> Mapping[str, str]:
     return {**SHIPPED, **{name: at for name, at in declared_places(ENTRY_POINTS).items() if name not in SHIPPED}}
 
 
-def parameters_of(workload: type[Family]) -> dict[str, Field[Any]]:
+def parameters_of(workload: type[WorkloadFamily]) -> dict[str, Field[Any]]:
     """Return the parameters by name, those that all workloads share first."""
     return {one.name: one for one in fields(workload)}
 
 
-def make_workload(name: str, values: Mapping[str, Any] | None = None) -> Family:
+def make_workload(name: str, values: Mapping[str, Any] | None = None) -> WorkloadFamily:
     """Return the workload of this name with these parameters and the defaults of the others.
 
     Raises:
@@ -82,7 +82,7 @@ def values_of(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
     return {key: parsed(name, known[key], text) for key, text in texts.items()}
 
 
-def _check_names(workload: type[Family], names: Iterable[str]) -> None:
+def _check_names(workload: type[WorkloadFamily], names: Iterable[str]) -> None:
     known = parameters_of(workload)
     for name in names:
         if name not in known:

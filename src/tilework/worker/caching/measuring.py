@@ -18,7 +18,7 @@ from tilework.worker.synchronize import synchronize
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _DrawnSteps:
     """Seconds of all steps of some requests together, and the share of each that was skipped."""
 
     seconds: float
@@ -33,7 +33,7 @@ def cached_row(family: Family, row: CostRow, batches: Sequence[Sequence[Spec]], 
     once, they slowed each other down, and would do so with a cache.
     """
     _draw(family, batches[0], None)  # Warms up.
-    without, cached = list[_Drawn](), list[_Drawn]()
+    without, cached = list[_DrawnSteps](), list[_DrawnSteps]()
     for specs in batches:
         without.append(_draw(family, specs, None))
         cached.append(_draw(family, specs, choice))
@@ -52,7 +52,7 @@ def cached_row(family: Family, row: CostRow, batches: Sequence[Sequence[Spec]], 
     )
 
 
-def _draw(family: Family, specs: Sequence[Spec], choice: CacheChoice | None) -> _Drawn:
+def _draw(family: Family, specs: Sequence[Spec], choice: CacheChoice | None) -> _DrawnSteps:
     states = [begin_steps(family, replace(spec, cache=choice)) for spec in specs]
     pack = PatchCache(CACHE_BYTES) if choice is not None or len(states) > 1 else None
     synchronize(family.device)
@@ -61,4 +61,4 @@ def _draw(family: Family, specs: Sequence[Spec], choice: CacheChoice | None) -> 
         family.step(states, pack)
     synchronize(family.device)
     seconds = time.perf_counter() - start_s
-    return _Drawn(seconds, tuple((state.take_cache_use() or CacheUse()).saving for state in states))
+    return _DrawnSteps(seconds, tuple((state.take_cache_use() or CacheUse()).saving for state in states))

@@ -22,7 +22,7 @@ _LOWEST = 19
 
 
 @dataclass(slots=True)
-class _File:
+class _KnownFile:
     path: Path
     stamped: str
     content: FileContent
@@ -32,7 +32,7 @@ class NodeContents:
     """The contents of models by name. Samples are read at once, whole weights on a thread of the lowest priority."""
 
     def __init__(self) -> None:
-        self._models: dict[str, dict[str, _File]] = {}
+        self._models: dict[str, dict[str, _KnownFile]] = {}
         self._whole = WholeDigests()
         self._is_closed = threading.Event()
         self.thread = ThreadPoolExecutor(1, "contents", _step_back)
@@ -45,7 +45,7 @@ class NodeContents:
     def add(self, sources: Sequence[ModelSource]) -> None:
         """Read the files of models, but only a sample of weights; takes a second on a slow disk."""
         for source in sources:
-            files: dict[str, _File] = {}
+            files: dict[str, _KnownFile] = {}
             with suppress(ModelError, OSError):
                 files = {name: self._quick(path) for name, path in source_files(source).items()}
             self._models[name_of(source)] = files
@@ -68,13 +68,15 @@ class NodeContents:
         self._is_closed.set()
         self.thread.shutdown(wait=False, cancel_futures=True)
 
-    def _quick(self, path: Path) -> _File:
+    def _quick(self, path: Path) -> _KnownFile:
         stamped = stamp(path)
         content = quick_content(path)
-        return _File(path, stamped, replace(content, whole=self._whole.known(stamped)) if is_sampled(path) else content)
+        return _KnownFile(
+            path, stamped, replace(content, whole=self._whole.known(stamped)) if is_sampled(path) else content
+        )
 
 
-def _is_unread(file: _File) -> bool:
+def _is_unread(file: _KnownFile) -> bool:
     return is_sampled(file.path) and not file.content.whole
 
 

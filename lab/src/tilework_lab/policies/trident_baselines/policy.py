@@ -243,7 +243,7 @@ class TridentBaseline(ArrivalOrdered):
                 queue.append(job)
         for line, room, queue in zip(self._lines, rooms, queues, strict=True):
             if queue and self.shortest_first:
-                queue.sort(key=lambda job: self._rank(job, costs, now_ns))
+                queue.sort(key=lambda job: self._order(job, costs, now_ns))
             for job in queue or ():
                 group = room.take(self._route_of(job, costs)[1])
                 if group is None:
@@ -272,7 +272,7 @@ class TridentBaseline(ArrivalOrdered):
             known = self._jobs[job.job_id] = position, self._route(job.request, role, costs)
         return known[1]
 
-    def _rank(self, job: JobView, costs: CostModel, now_ns: int) -> tuple[int, int, int, int]:
+    def _order(self, job: JobView, costs: CostModel, now_ns: int) -> tuple[int, int, int, int]:
         run_ns = job.demand.run_ns
         due_ns = _DUE.urgency_ns(job.request, dropped_to_best_effort=False)
         first = priority(now_ns + run_ns, due_ns, self._seen.profile(job.request, costs).total_ns)
@@ -290,5 +290,5 @@ class TridentBaseline(ArrivalOrdered):
         on = devices_text(len(group))
         if not self.shortest_first:
             return f"has waited longest of those for these devices; it gets {on}"
-        first = self._rank(job, costs, now_ns)[0]
+        first = self._order(job, costs, now_ns)[0]
         return f"has the least remaining time of priority {first}, {needs(job.demand)}; it gets {on}"

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from tilework.core.request import Shape
 from tilework.formats.workload import WorkloadRequest
-from tilework.sim.workloads.family import Family, Item, numbered, parameter, request_of, stream
+from tilework.sim.workloads.family import Item, WorkloadFamily, numbered, parameter, request_of, stream
 from tilework_lab.workloads.gentd26.fit import CheckpointFit, Fit, read_fit
 
 S_PER_HOUR = 3600
@@ -18,7 +18,7 @@ _EARLIER_DAYS = 3  # Before the day that counts, so that some of its users have 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenTD26(Family):
+class GenTD26(WorkloadFamily):
     """Hours of a working day of a service with 73 checkpoints, fitted to a production trace.
 
     Sessions begin at random at the rates of the day; their users, checkpoints, numbers of images and steps, lengths
@@ -46,7 +46,7 @@ class GenTD26(Family):
     devices: int = parameter(4, "Number of devices that `load` is for.", least=1)
 
     def __post_init__(self) -> None:
-        Family.__post_init__(self)  # Dataclasses with slots know no super().
+        WorkloadFamily.__post_init__(self)  # Dataclasses with slots know no super().
         if self.to_hour <= self.from_hour:
             raise self.refuse("to_hour", f"use an hour after {self.from_hour}, or an earlier from_hour")
 

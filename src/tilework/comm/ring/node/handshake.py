@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tilework.comm.ring.errors import RingClosed, RingError
-from tilework.comm.ring.layout import Layout
+from tilework.comm.ring.layout import RingLayout
 
 MAGIC = b"tw-ring2"
 _GRANT = struct.Struct("<8sIIIIQBBB")
@@ -26,7 +26,7 @@ _CREDENTIALS = struct.Struct("3i")
 class Grant:
     """Grant to a producer: its id among the producers of the ring and the epoch of this id, and the ring."""
 
-    layout: Layout
+    layout: RingLayout
     owner: int
     epoch: int
     abandon_after_ns: int
@@ -98,7 +98,7 @@ def answer(connection: socket.socket) -> tuple[Grant, list[int]]:
         raise RingError("address: this is no ring of this version; run one version on both ends")
     _, slots, units, owner, epoch, abandon_after_ns, *kind = _GRANT.unpack(data)
     is_atomic, is_checked, is_lasting = map(bool, kind)
-    return Grant(Layout(slots, units), owner, epoch, abandon_after_ns, is_atomic, is_checked, is_lasting), fds
+    return Grant(RingLayout(slots, units), owner, epoch, abandon_after_ns, is_atomic, is_checked, is_lasting), fds
 
 
 def join(address: str, timeout_s: float) -> tuple[socket.socket, Grant, list[int]]:

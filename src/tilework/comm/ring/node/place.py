@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilework.comm.ring.errors import RingError
-from tilework.comm.ring.layout import Layout
+from tilework.comm.ring.layout import RingLayout
 from tilework.ownership.own import NotOwn, make_own_folder, own_folder
 
 _FORMAT = "tw-ring2"
@@ -23,7 +23,7 @@ _SOCKET = "ring"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RingPlace:
     """A ring's directory and memory. This process is its consumer: no other can take it over while this one lives.
 
     The memory of a ring that `is_lasting` is a file in its directory, and outlives its consumer. Memory of others has
@@ -31,7 +31,7 @@ class Place:
     """
 
     directory: Path
-    layout: Layout
+    layout: RingLayout
     is_atomic: bool
     is_checked: bool
     is_lasting: bool
@@ -43,7 +43,7 @@ class Place:
         return str(self.directory / _SOCKET)
 
     @classmethod
-    def make(cls, layout: Layout, is_atomic: bool, is_checked: bool, directory: Path | None) -> Place:
+    def make(cls, layout: RingLayout, is_atomic: bool, is_checked: bool, directory: Path | None) -> RingPlace:
         """Make a new place; lasting if a directory is given. Raises RingError."""
         if directory is None:
             root = Path(tempfile.mkdtemp(prefix="ring-"))
@@ -63,7 +63,7 @@ class Place:
         return cls(root, layout, is_atomic, is_checked, directory is not None, memory, lock)
 
     @classmethod
-    def find(cls, directory: Path) -> Place:
+    def find(cls, directory: Path) -> RingPlace:
         """Return the place of a lasting ring whose consumer has ended. Raises RingError."""
         try:
             _checked(own_folder, directory)
@@ -75,7 +75,7 @@ class Place:
             settings = json.loads((directory / _SETTINGS).read_text("ascii"))
             if settings["format"] != _FORMAT:
                 raise RingError(f"directory: the ring in {directory} is of another version; run that one")
-            layout = Layout(settings["slots"], settings["units"])
+            layout = RingLayout(settings["slots"], settings["units"])
             memory = os.open(directory / _MEMORY, os.O_RDWR | os.O_CLOEXEC)
         except BlockingIOError:
             os.close(lock)

@@ -15,14 +15,14 @@ from tilework.comm.ring.layout import MAX_OWNERS
 from tilework.comm.ring.members import Access, Members
 from tilework.comm.ring.node.handshake import Grant, grant, listen, peer_of, refuse
 from tilework.comm.ring.node.owners import OwnerFiles, open_process
-from tilework.comm.ring.node.place import Place
+from tilework.comm.ring.node.place import RingPlace
 from tilework.comm.ring.transport import has_extension, map_memory, transport
 
 
 class NodeSite:
     """A ring at a place of this node. Raises RingError if its memory needs the C extension, which is missing here."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RingPlace) -> None:
         self._place = place
         self.layout = place.layout
         self.address = place.address

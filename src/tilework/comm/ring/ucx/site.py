@@ -17,7 +17,7 @@ from typing import Any
 from tilework.comm.ring.atomic import AtomicMemory, AtomicTransport
 from tilework.comm.ring.backend import Admission, Attachment, is_ended
 from tilework.comm.ring.errors import RingClosed, RingError
-from tilework.comm.ring.layout import MAX_OWNERS, Layout
+from tilework.comm.ring.layout import MAX_OWNERS, RingLayout
 from tilework.comm.ring.members import Access, Members
 from tilework.comm.ring.network import SCHEME, Network
 from tilework.comm.ring.transport import Transport
@@ -33,7 +33,7 @@ class UcxSite:
     bell = None
     is_one_sided = True
 
-    def __init__(self, network: Network, layout: Layout, is_checked: bool) -> None:
+    def __init__(self, network: Network, layout: RingLayout, is_checked: bool) -> None:
         self.layout = layout
         self._is_checked = is_checked
         self._transports = network.transports
@@ -176,7 +176,7 @@ def attach(address: str, timeout_s: float) -> Attachment:
         joining.watch(connection)
         joining.send(connection, hello)
         offer = _answer(connection)
-        layout = Layout(offer["slots"], offer["units"])
+        layout = RingLayout(offer["slots"], offer["units"])
         reach = _Reach(offer, connection)
         reach.memory.get(layout.head, 8, deadline_ns=deadline_ns)
         joining.send(connection, {"ready": True})

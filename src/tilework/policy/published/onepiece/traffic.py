@@ -45,7 +45,7 @@ class Mode(Enum):
         return found
 
 
-class Run(NamedTuple):
+class RoleRun(NamedTuple):
     """The stages of one role of a request: on how many workers, and for how long."""
 
     degree: int
@@ -56,7 +56,7 @@ class Run(NamedTuple):
         return self.degree * self.run_ns
 
 
-def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> dict[Role, Run]:
+def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> dict[Role, RoleRun]:
     """Return what a request takes of each role, on this many workers. Raises UnknownCost."""
     found = {}
     for role, pieces in pieces_by_role(request, costs).items():
@@ -65,7 +65,7 @@ def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> 
         for stage, num_steps in pieces:
             width = degree if stage.has_steps else optimal_degree(stage, request, costs, degree)
             run_ns += costs.work_ns(stage, (request,), width, num_steps)
-        found[role] = Run(degree, run_ns)
+        found[role] = RoleRun(degree, run_ns)
     return found
 
 
@@ -78,7 +78,7 @@ def narrowed(role: Role, degree: int, most: int, request: Request, costs: CostMo
 
 _few = partial(ByClass, 1024)
 
-Parts = Mapping[Service, Run]
+Parts = Mapping[Service, RoleRun]
 """Share of a request in each service: the most workers at a time, and the time for which it keeps these."""
 
 
@@ -104,7 +104,7 @@ class Traffic:
     _before: ByClass[RequestClass, int] = field(default_factory=_few, init=False)
     _one_of: ByClass[RequestClass, Request] = field(default_factory=_few, init=False)
     _degrees: ByClass[RequestClass, Mapping[Role, int]] = field(default_factory=_few, init=False)
-    _runs: ByClass[RequestClass, Mapping[Role, Run]] = field(default_factory=_few, init=False)
+    _runs: ByClass[RequestClass, Mapping[Role, RoleRun]] = field(default_factory=_few, init=False)
     _parts: ByClass[RequestClass, Parts] = field(default_factory=_few, init=False)
     _longest_ns: dict[Service, int] = field(default_factory=dict, init=False)
 
@@ -160,7 +160,7 @@ class Traffic:
             self._degrees[key] = self.mode.degrees(request, costs)
         return self._degrees[key]
 
-    def runs(self, request: Request, costs: CostModel) -> Mapping[Role, Run]:
+    def runs(self, request: Request, costs: CostModel) -> Mapping[Role, RoleRun]:
         """Return what a request takes of each role. Raises UnknownCost."""
         key = cost_key(request)
         if key not in self._runs:
@@ -173,11 +173,11 @@ class Traffic:
         """Return what a request takes of each service. Its pipeline was seen. Raises UnknownCost."""
         key = cost_key(request)
         if key not in self._parts:
-            found: dict[Service, Run] = {}
+            found: dict[Service, RoleRun] = {}
             for role, run in self.runs(request, costs).items():
                 service = self.services.of(request.pipeline, role)
-                before = found.get(service, Run(0, 0))
-                found[service] = Run(max(before.degree, run.degree), before.run_ns + run.run_ns)
+                before = found.get(service, RoleRun(0, 0))
+                found[service] = RoleRun(max(before.degree, run.degree), before.run_ns + run.run_ns)
             self._parts[key] = found
         return self._parts[key]
 

@@ -161,7 +161,7 @@ def step_together_ns(tasks: Sequence[Task], costs: CostModel) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class RoundTask:
     """A task in a round. `speeds` are those at which it makes progress in it; `parts` is its minimal allocation.
 
     `guests` are the tasks that make their steps with its own, in one batch on its one device.
@@ -175,7 +175,7 @@ class Entry:
     guests: list[Task] = field(default_factory=list)
 
     @staticmethod
-    def of(task: Task, this_round: Round) -> Entry | None:
+    def of(task: Task, this_round: Round) -> RoundTask | None:
         """Return the entry of a task; None if it can make no progress.
 
         It then still runs, on devices that take no part in the round.
@@ -188,8 +188,8 @@ class Entry:
         is_only_decode = not task.num_steps
         has_no_room_after_encode = task.head_ns > 0 and preferred not in useful
         if is_only_decode or (has_no_room_after_encode and (this_round.can_wait(task) or not useful)):
-            return Entry(task, {1: NO_STEPS}, (Segment(0, 1),))
-        return Entry(task, useful, parts) if useful else None
+            return RoundTask(task, {1: NO_STEPS}, (Segment(0, 1),))
+        return RoundTask(task, useful, parts) if useful else None
 
     @property
     def degree(self) -> int:
@@ -263,7 +263,7 @@ class RoundPlan:
             device for device in view.devices if is_open(device, this_round.now_ns, lead_ns=this_round.margin_ns)
         )
         self._allocator = Allocator(self._nodes)
-        self._entries = [entry for task in tasks if (entry := Entry.of(task, this_round)) is not None]
+        self._entries = [entry for task in tasks if (entry := RoundTask.of(task, this_round)) is not None]
 
     def starts(self) -> tuple[Start, ...]:
         self._run_urgent()
@@ -288,7 +288,7 @@ class RoundPlan:
         for entry, width in chosen:
             self._take(entry, width, "must run now")
 
-    def _options(self, entry: Entry, capacity: int) -> list[Option]:
+    def _options(self, entry: RoundTask, capacity: int) -> list[Option]:
         """Return the degrees whose choice keeps a task from being late; none if it need not run, or it is of no use."""
         task = entry.task
         if self._round.can_wait(task):
@@ -311,7 +311,7 @@ class RoundPlan:
                     if self._take(entry, degree, "finds room"):
                         break
 
-    def _take(self, entry: Entry, width: int, why: str) -> bool:
+    def _take(self, entry: RoundTask, width: int, why: str) -> bool:
         entry.group = self._allocator.take(width, entry.task.job.last_devices) or ()
         entry.why = why
         return bool(entry.group)
@@ -346,7 +346,7 @@ class RoundPlan:
 
     def _share(self) -> None:
         """Let tasks without room join running ones, by urgency; if possible one with which they made steps before."""
-        hosts: dict[tuple[str, Shape], list[Entry]] = {}
+        hosts: dict[tuple[str, Shape], list[RoundTask]] = {}
         for entry in self._entries:
             if entry.degree == 1 and entry.makes_steps_alone:
                 hosts.setdefault(_batch_key(entry.task), []).append(entry)
@@ -359,7 +359,7 @@ class RoundPlan:
                         host.guests.append(entry.task)
                         break
 
-    def _may_join(self, task: Task, host: Entry) -> bool:
+    def _may_join(self, task: Task, host: RoundTask) -> bool:
         takes_time = task.job.dropped_to_best_effort and not host.task.job.dropped_to_best_effort
         if takes_time or not may_share(host.batch, task, self._costs):
             return False
@@ -378,7 +378,7 @@ class RoundPlan:
 
     # 6. The groups.
 
-    def _choose_groups(self, running: Iterable[Entry]) -> None:
+    def _choose_groups(self, running: Iterable[RoundTask]) -> None:
         """Choose the groups once more, now that all widths are known: tasks that can stay on theirs come first."""
         allocator = Allocator(self._nodes)
         order = sorted(running, key=lambda entry: (entry.degree != len(entry.task.job.last_devices), -entry.degree))
@@ -387,7 +387,7 @@ class RoundPlan:
             for entry, group in zip(order, groups, strict=True):
                 entry.group = group or ()
 
-    def _starts(self, entry: Entry) -> Iterator[Start]:
+    def _starts(self, entry: RoundTask) -> Iterator[Start]:
         task = entry.task
         why = entry.reason(self._round)
         start_ns = max([task.ready_ns, *(self._free_ns[device_id] for device_id in entry.group)])

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from tilework.core.policy import DeviceView
 from tilework.core.work import Group
 from tilework.policy.placement.roles import PlacementType
-from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.layout import Pool, PoolLayout
 from tilework.policy.toolkit.buddy_allocator import Allocator
 from tilework.policy.toolkit.open_devices import OpenDevices
 
 
 @dataclass(slots=True)
-class Devices:
+class DeviceAllocator:
     """Open devices are given out by pool, each once. `closed` ones, as during a downtime, are not given out.
 
     Groups for auxiliary stages need not be open: a stage is queued on those that are free first. A device that a
@@ -22,7 +22,7 @@ class Devices:
     """
 
     up: OpenDevices
-    layout: Layout
+    layout: PoolLayout
     closed: Collection[int] = ()
     _queued_ns: dict[int, int] = field(
         init=False, default_factory=dict

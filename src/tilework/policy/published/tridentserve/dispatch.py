@@ -15,8 +15,8 @@ from tilework.policy.placement.launch import Launch, batch_ns, optimal_batch, pa
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.tridentserve.bids import Bid
-from tilework.policy.published.tridentserve.devices import Devices
-from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.devices import DeviceAllocator
+from tilework.policy.published.tridentserve.layout import Pool, PoolLayout
 from tilework.policy.published.tridentserve.monitor import PoolRun
 from tilework.policy.published.tridentserve.ways import Profiles, Way
 from tilework.policy.toolkit.open_devices import LEAD_NS
@@ -42,7 +42,7 @@ class Dispatch:
     view: ClusterView
     costs: CostModel
     now_ns: int
-    devices: Devices
+    devices: DeviceAllocator
     reader: TaskReader
     profiles: Profiles
     chunk_ns: int
@@ -54,7 +54,7 @@ class Dispatch:
     _keeps: dict[int, bool] = field(default_factory=dict)  # Findings of `_is_kept`, by job.
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> PoolLayout:
         return self.devices.layout
 
     def keep(self, tasks: Sequence[Task]) -> list[Task]:

@@ -26,13 +26,13 @@ from tilework.policy.placement.feasible import can_run, virtual_replica
 from tilework.policy.placement.orchestrator import plan_placement
 from tilework.policy.placement.placement import Nodes, widest
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
-from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
+from tilework.policy.published.tridentserve.layout import SHARED, Pool, PoolLayout
 from tilework.policy.published.tridentserve.ways import Profiles
 
 Demands = Mapping[str, Sequence[ClassDemand]]
 """Demands on each part."""
 
-_Placed = tuple[Layout, tuple[str, ...]]
+_Placed = tuple[PoolLayout, tuple[str, ...]]
 """A layout, and why."""
 
 
@@ -40,7 +40,7 @@ _Placed = tuple[Layout, tuple[str, ...]]
 class Division:
     """A layout, the mix of each part that has a pipeline of its own, each part's share of the device time, and why."""
 
-    layout: Layout
+    layout: PoolLayout
     mixes: Mapping[str, Mix]
     shares: Mapping[str, float]
     reasons: tuple[str, ...]
@@ -81,7 +81,7 @@ class Divider:
 
     profiles: Profiles
     costs: CostModel
-    before: Layout
+    before: PoolLayout
     by: By
 
     @property
@@ -105,9 +105,9 @@ class Divider:
 
         Classes of a pipeline that need the same devices have their turn together.
         """
-        rank = {key: index for index, key in enumerate(turns)}
+        turn = {key: index for index, key in enumerate(turns)}
         alike: dict[object, list[tuple[Request, float]]] = {}
-        for request, count in sorted(known, key=lambda one: rank.get(cost_key(one[0]), len(rank))):
+        for request, count in sorted(known, key=lambda one: turn.get(cost_key(one[0]), len(turn))):
             fits = self.profiles.of(request, self.costs).fits
             if virtual_replica(fits, self._wide) is not None:
                 least = tuple((kind, degrees[0]) for kind, degrees in fits.items())
@@ -137,7 +137,7 @@ class Divider:
         rows = self.before.rows
         if demands.keys() <= {SHARED}:
             why = "all stages of each request fit on one device" if demands else "no request is known"
-            yield Layout.colocated(rows), (why,)
+            yield PoolLayout.colocated(rows), (why,)
             return
         for division in _divided(demands, rows):
             pools: dict[int, Pool] = {}
@@ -150,7 +150,7 @@ class Divider:
                 plan = plan_placement(demands[part], own, by=self.by, before=self.before.placement_of(part))
                 reasons += tuple(prefix + reason for reason in plan.reasons)
                 pools |= {device_id: Pool(part, kind) for device_id, kind in plan.placement.types}
-            yield Layout(rows, pools), reasons
+            yield PoolLayout(rows, pools), reasons
 
 
 def _divided(demands: Demands, rows: Nodes) -> Iterator[dict[str, Nodes]]:

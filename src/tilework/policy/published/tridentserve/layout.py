@@ -30,7 +30,7 @@ class Pool(NamedTuple):
         return f"{self.part} {self.kind}".strip()
 
 
-class Layout:
+class PoolLayout:
     """The pool of each device. Read-only."""
 
     def __init__(self, rows: Nodes, pools: Mapping[int, Pool]) -> None:
@@ -50,7 +50,7 @@ class Layout:
         self._order_of: dict[Pool, DropOrder] = {}
 
     @classmethod
-    def colocated(cls, rows: Nodes) -> Layout:
+    def colocated(cls, rows: Nodes) -> PoolLayout:
         """Return the layout with all stages of all pipelines on each device."""
         pool = Pool(SHARED, PlacementType.EDC)
         return cls(rows, {device_id: pool for row in rows.values() for device_id in row})
@@ -105,7 +105,7 @@ class Layout:
         own = [(device_id, pool.kind) for device_id, pool in self._pools.items() if pool.part == part]
         return Placement(tuple(own))
 
-    def changed(self, before: Layout) -> list[int]:
+    def changed(self, before: PoolLayout) -> list[int]:
         """Return the devices of both layouts whose pool is another one."""
         return [one for one, pool in self._pools.items() if before.pool_of(one) not in (None, pool)]
 

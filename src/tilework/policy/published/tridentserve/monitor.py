@@ -13,7 +13,7 @@ from tilework.core.time import NS_PER_S
 from tilework.cost.tabled import UnknownCost
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import WindowStats
-from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.layout import Pool, PoolLayout
 from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.order import by_urgency
 from tilework.policy.toolkit.tasks import Task
@@ -133,7 +133,7 @@ class Monitor:
             self.window_ns = max(_LEAST_WINDOW_NS, min(_MOST_WINDOW_NS, wanted_ns))
 
     def stats(
-        self, part: str, layout: Layout, waiting: Mapping[PlacementType, int], now_ns: int
+        self, part: str, layout: PoolLayout, waiting: Mapping[PlacementType, int], now_ns: int
     ) -> dict[PlacementType, WindowStats]:
         """Return what each type of a part did in the window. `waiting` are requests by the type that they wait for.
 

@@ -30,7 +30,7 @@ from tilework.policy.placement.placement import widest
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import SwitchRule, WindowStats, is_worthwhile
 from tilework.policy.published.tridentserve.division import Divider, Division, demands_by_part, mixes_of, shares_of
-from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
+from tilework.policy.published.tridentserve.layout import SHARED, Pool, PoolLayout
 from tilework.policy.published.tridentserve.monitor import Monitor
 from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.order import by_urgency
@@ -61,7 +61,7 @@ class Orchestration:
     by: By = "device_time"
     theta: float = 1.5
     reading: Literal["capacity", "completions"] = "capacity"
-    layout: Layout = field(init=False, default_factory=lambda: Layout.colocated({}))
+    layout: PoolLayout = field(init=False, default_factory=lambda: PoolLayout.colocated({}))
     monitor: Monitor = field(init=False, default_factory=Monitor)
     profiles: Profiles = field(init=False, default_factory=Profiles)
     _devices: Sequence[DeviceView] = field(init=False, default=_NO_DEVICES)
@@ -73,7 +73,7 @@ class Orchestration:
     _news: NewPlacement | None = field(init=False, default=None)
     _has_stuck: bool = field(init=False, default=False)
     _latest: tuple[CostModel, Sequence[Task]] | None = field(init=False, default=None)
-    _checked: tuple[int, Layout, int] | None = field(init=False, default=None)
+    _checked: tuple[int, PoolLayout, int] | None = field(init=False, default=None)
     _nowhere: set[RequestClass] = field(init=False, default_factory=set)  # Classes that can run nowhere now.
 
     def closed(self, now_ns: int) -> Collection[int]:
@@ -126,7 +126,7 @@ class Orchestration:
         for classes in (self._tried, self._nowhere):
             classes -= {key for key in classes if key.step.pipeline == pipeline}
         if pipeline in self.layout.parts:
-            self.layout = Layout.colocated(self.layout.rows)
+            self.layout = PoolLayout.colocated(self.layout.rows)
             self._now = None
             self._switched_ns = None
 
@@ -168,10 +168,10 @@ class Orchestration:
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
         self.profiles.set_devices(min(limits, default=None), map(len, rows.values()))
         if self._now is None:
-            self.layout = Layout.colocated(rows)
+            self.layout = PoolLayout.colocated(rows)
         else:
             pools = {one.device_id: self.layout.pool_of(one.device_id) for one in view.devices}
-            self.layout = Layout(rows, {one: pool for one, pool in pools.items() if pool is not None})
+            self.layout = PoolLayout(rows, {one: pool for one, pool in pools.items() if pool is not None})
         return True
 
     # The occasions.

@@ -1,6 +1,6 @@
 """TridentServe: stages have their own devices, and each decision is the dispatch that earns the most reward.
 
-Theory of operation. `orchestration` says which devices are for which stages (a `Layout`); it changes as requests do.
+Theory of operation. `orchestration` says which devices are for which stages (`PoolLayout`); it changes as requests do.
 Each request that waits has *ways* (`ways`): placement types on which it fits, at degrees that are efficient. `bids`
 says what each way is worth, `program` chooses the requests that begin now. `dispatch` makes the starts: steps on the
 chosen devices, encode and decode on the same if these hold them, else on auxiliaries. Devices hold all stages (type
@@ -22,9 +22,9 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.cost.demand import step_speeds
 from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, batched, one_by_one, read_bids
-from tilework.policy.published.tridentserve.devices import Devices
+from tilework.policy.published.tridentserve.devices import DeviceAllocator
 from tilework.policy.published.tridentserve.dispatch import Dispatch
-from tilework.policy.published.tridentserve.layout import Layout
+from tilework.policy.published.tridentserve.layout import PoolLayout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.program import Solver, solve_quickly
 from tilework.policy.published.tridentserve.ways import Ways
@@ -113,7 +113,7 @@ class TridentServe(DeadlinePolicy):
         reader = TaskReader(up.by_id, costs, up.widest, now_ns, self._prices)
         tasks = _tasks(view, up, reader)
         orchestration.update(view, costs, tasks, now_ns)
-        devices = Devices(up, orchestration.layout, orchestration.closed(now_ns))
+        devices = DeviceAllocator(up, orchestration.layout, orchestration.closed(now_ns))
         profiles = orchestration.profiles
         how = self.chunk_ns, self.is_stage_aware, self.batches
         dispatch = Dispatch(view, costs, now_ns, devices, reader, profiles, *how)
@@ -137,7 +137,7 @@ class TridentServe(DeadlinePolicy):
         self._prices.forget(pipeline)
         self._ways = None
 
-    def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
+    def _ways_on(self, layout: PoolLayout, costs: CostModel) -> Ways:
         """Return the ways on this layout, with what was computed since it changed."""
         if self._ways is None or not self._ways.is_of(layout):
             self._ways = Ways(layout, self.orchestration.profiles, costs, self.paper_times)

@@ -14,7 +14,7 @@ from tilework.policy.placement.feasible import is_placeable
 from tilework.policy.placement.launch import batch_ns, optimal_batch
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
-from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.layout import Pool, PoolLayout
 from tilework.policy.toolkit.degrees import efficient_speeds
 from tilework.policy.toolkit.tasks import Task
 
@@ -99,7 +99,7 @@ class Ways:
     text; 1e-6 per token of 256 pixels is far below the reward of a late request.
     """
 
-    def __init__(self, layout: Layout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
+    def __init__(self, layout: PoolLayout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
         self._layout = layout
         self._profiles = profiles
         self._costs = costs
@@ -108,7 +108,7 @@ class Ways:
         self._known: dict[tuple[ClassProfile, int, int], tuple[int, tuple[Way, ...]]] = {}
         self._together: dict[tuple[ClassProfile, int], tuple[int, int]] = {}
 
-    def is_of(self, layout: Layout) -> bool:
+    def is_of(self, layout: PoolLayout) -> bool:
         """Return whether these are the ways on this layout, by profiles that have not been forgotten."""
         return self._layout is layout and self._version == self._profiles.version
 
@@ -186,10 +186,10 @@ class Ways:
         for replica in self._layout.replicas(request.pipeline, fits):
             pool = Pool(part, replica.primary)
             wide = self._layout.widest(pool)
-            rank = tuple(VirtualReplica).index(replica)
+            index = tuple(VirtualReplica).index(replica)
             for speed in _usable(task.group_speeds, [degree for degree in fits[replica.primary] if degree <= wide]):
                 run_ns = task.num_steps * speed.step_ns + self._others_ns(task, replica.primary, speed.degree)
-                yield Way(pool, speed.degree, run_ns, rank * unit)
+                yield Way(pool, speed.degree, run_ns, index * unit)
 
     def _alone(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
         """Yield stages of one role before or after the steps: on primaries that hold it, no wider than they can use."""
