@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,14 @@ def test_measurements_of_another_adapter_are_its_own() -> None:
     assert model_identity(other) != model_identity(usual)
 
 
-@pytest.mark.parametrize("name", ["nowhere:X", "json:NoSuchClass", "not a name"])
-def test_an_adapter_that_cannot_be_imported_is_named(name: str) -> None:
-    with pytest.raises(InvalidSource, match="name MODULE:CLASS, with the module's folder in PYTHONPATH"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere:X", "there is no module 'nowhere' on Python's path"),
+        ("json:JSONDecode", "module 'json' has no 'JSONDecode'; did you mean 'JSONDecoder'?"),
+        ("not a name", "there is no module 'not a name' on Python's path"),
+    ],
+)
+def test_an_adapter_that_cannot_be_imported_is_named(name: str, reason: str) -> None:
+    with pytest.raises(InvalidSource, match=re.escape(f"adapter is {name!r}: {reason}")):
         load(ModelSource(path="shapes", adapter=name))

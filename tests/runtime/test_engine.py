@@ -20,11 +20,14 @@ from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill
 from stages import DIFFUSE
 from tilework.control.log import replay
 from tilework.core.actions import Action, Reject
+from tilework.core.cost_row import CostRow
 from tilework.core.events import Event
-from tilework.core.model import ModelSource
+from tilework.core.model import ModelSource, SimulatedSource
+from tilework.core.policy import ClusterView, CostModel
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire.spec import Spec
+from tilework.core.work import Plan
 from tilework.policy import registry
 from tilework.runtime.control_loop import FAILED
 from tilework.runtime.executor import WorkerStartFailed
@@ -299,3 +302,19 @@ def test_when_the_scheduler_fails_requests_end_and_the_engine_can_only_be_stoppe
     assert isinstance(rig.submit(tiny.spec(), "c"), Reject)
     rig.engine.cancel("a", "it is gone")
     rig.run(rig.engine.stop())
+
+
+def test_a_policy_that_fails_in_its_first_plan_ends_the_start_with_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fails(PingPong):
+        def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+            raise ZeroDivisionError("of the policy")
+
+    monkeypatch.setitem(registry._GIVEN, "fails", Fails)
+    rows = (CostRow(pipeline="p", stage=DIFFUSE, height=64, width=64, seconds=0.01),)
+    rig = Rig(SimulatedSource(pipeline="p", hardware="none", steps=5, rows=rows), "fails")
+    with pytest.raises(ZeroDivisionError, match="of the policy"):
+        rig.start()
+    assert not rig.executor.resident_bytes, "its workers have ended"
+    rig.runner.close()

@@ -144,6 +144,7 @@ class Engine:
             loaded=tuple(loaded),
             now_ns=self.now_ns,
         )
+        self._measuring_left = asyncio.create_task(self._measure_left())  # Before a policy may fail.
         listener = DeviceListener(
             executor=executor,
             controller=controller,
@@ -156,7 +157,6 @@ class Engine:
         listener.on_links_changed()
         for device_id in (*executor.devices_up, *executor.slots_up):
             listener.on_joined(device_id)
-        self._measuring_left = asyncio.create_task(self._measure_left())
 
     async def _measure_left(self) -> None:
         try:
