@@ -298,7 +298,7 @@ def test_when_the_scheduler_fails_requests_end_and_the_engine_can_only_be_stoppe
     assert [(one.status, one.reason) for one in outcomes] == [(Status.FAILED, FAILED)] * 2
     assert rig.engine.failed.is_set()
     assert rig.engine.failure == "the scheduler failed (AssertionError: a work begins twice)"
-    assert rig.engine.status.health().draining
+    assert rig.engine.draining
     assert isinstance(rig.submit(tiny.spec(), "c"), Reject)
     rig.engine.cancel("a", "it is gone")
     rig.run(rig.engine.stop())
