@@ -94,7 +94,7 @@ class Turning(PingPong):
     """One step at a time, and after two of them each request is late, so that it gets its spare cache."""
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        behind = [one for one in view.waiting() if one.request.spare_cache and one.num_steps_left <= 4]
+        behind = [one for one in view.waiting() if one.request.spare_cache and one.left.num_steps_left <= 4]
         if behind:
             return Plan(dropped_to_best_effort=tuple((one.job_id, "it is late") for one in behind))
         return PingPong.plan(self, view, costs, now_ns)

@@ -234,14 +234,14 @@ def test_a_model_that_no_device_has_room_for_is_named(sources: tuple[ModelSource
     whose = r"no model can run here: sd3: its stage (\w+) needs [0-9]+ bytes with its weights, and a device has 100000"
     with pytest.raises(WorkerStartFailed, match=whose):
         rig.start()
-    rig.close()
+    rig.runner.close()
 
 
 def test_two_models_of_one_name_are_refused(sources: tuple[ModelSource, ...]) -> None:
     rig = Rig((sources[0], replace(sources[1], name="sd3")), "tilework", 1, costs())
     with pytest.raises(WorkerStartFailed, match="two models are called 'sd3'"):
         rig.start()
-    rig.close()
+    rig.runner.close()
 
 
 def test_the_host_reads_what_waits_while_its_device_works(
