@@ -77,7 +77,8 @@ class LocalExecutor:
     """
 
     def __init__(self, config: LocalConfig) -> None:
-        size, num_workers = config.cell_size, config.num_workers
+        size = config.cell_size
+        num_workers = config.num_workers
         assert num_workers % size == 0, f"{num_workers} workers in cells of {size}"
         self._config = config
         self._sources = config.sources
@@ -639,7 +640,8 @@ class LocalExecutor:
             self._stopping = True
 
     def _schedule_restart(self, worker_id: int, reason: str) -> None:
-        failed, deaths = self._failed_starts.get(worker_id, 0) + 1, self._deaths.get(worker_id, 0) + 1
+        failed = self._failed_starts.get(worker_id, 0) + 1
+        deaths = self._deaths.get(worker_id, 0) + 1
         self._failed_starts[worker_id] = failed
         self._deaths[worker_id] = deaths
         if failed > self._config.max_restarts:

@@ -148,7 +148,8 @@ async def serve(
     app = create_app(start, config, readiness=readiness, nodes=nodes, **kept)
     loop = asyncio.get_running_loop()
     listener = bind(config.host, config.port)
-    http, deadline_s = _http(app, listener, config), loop.time()  # For a stop; set anew when one begins.
+    http = _http(app, listener, config)
+    deadline_s = loop.time()  # For a stop; set anew when one begins.
     chores = _chores(app, _url(config, listener), _reloading(app, config, reread), signals)
     engine: Engine | None = None
     async with _held(app, config, signals, listener, store, on_progress, chores):

@@ -358,7 +358,8 @@ def _outputs_spilled(here: HeldJob | None, num_done: int, command: ImportState) 
     """Return blobs of a spilled job with outputs that later stages need and that the import does not name."""
     if here is None or not here.is_spilled:
         return []
-    ends, named = here.itinerary.ends, {one.index for one in command.states}
+    ends = here.itinerary.ends
+    named = {one.index for one in command.states}
     return [
         here.saved[ends[index]]
         for index in here.itinerary.needed_from[num_done]

@@ -166,7 +166,8 @@ class WorkRun:
         return self._written(ended) if _leads(comm) else ended
 
     def _run_at_once(self, jobs: Sequence[HeldJob], comm: Comm | None) -> Ended:
-        command, family = self.command, self.family
+        command = self.command
+        family = self.family
         start_ns = time.monotonic_ns()
         specs = [job.spec for job in jobs]
         self._use_loras(specs)
@@ -186,7 +187,9 @@ class WorkRun:
         return ended
 
     def _run_steps(self, jobs: Sequence[HeldJob], comm: Comm | None) -> Ended:
-        command, family, present = self.command, self.family, self.members.present
+        command = self.command
+        family = self.family
+        present = self.members.present
         self._use_loras([job.spec for job in jobs])
         for job in jobs:
             job.use_cache(family, *command.caches)

@@ -48,8 +48,9 @@ def _refusal(name: str, value: object, reason: str, remedy: str) -> str:
 def refuse_options(ctx: typer.Context, config: ServerConfig) -> None:
     """Raise UserError if options of the command, or its settings, exclude each other."""
     given = _Given.of(ctx)
-    for message in (*_of_devices(given), *_of_files(given, config), *_of_caches(config)):
-        raise UserError(message)
+    messages = [*_of_devices(given), *_of_files(given, config), *_of_caches(config)]
+    if messages:
+        raise UserError(messages[0])
 
 
 def refuse_in_cells(size: int, config: ServerConfig) -> None:

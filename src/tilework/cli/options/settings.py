@@ -51,9 +51,11 @@ def _hint(name: str, field: FieldInfo, option: Option) -> Any:
     """Return the annotation of the option. Not given it is None: the server itself has environment and default."""
     kind = next(one for one in (*get_args(field.annotation), field.annotation) if one is not type(None))
     flag = flag_of(name, option)
-    default, metavar = default_of(name), option.metavar
+    default = default_of(name)
+    metavar = option.metavar
     if get_origin(field.annotation) is Literal:
-        kind, metavar = str, "|".join(get_args(field.annotation))
+        kind = str
+        metavar = "|".join(get_args(field.annotation))
     if kind is bool:
         flag, default = (f"{flag}/--no-{flag[2:]}", default) if field.default else (flag, "")
     if field.annotation is float and range_of(name) == "":
