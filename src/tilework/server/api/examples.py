@@ -167,4 +167,8 @@ def _error_example(status: int) -> object:
     return {"error": {"message": message, "type": error_type, "param": param, "code": code, **_MORE.get(status, {})}}
 
 
-EXAMPLES: dict[str, object] = RECORDED | {f"error {status}": _error_example(status) for status in ERRORS}
+EXAMPLES: dict[str, object] = {
+    **RECORDED,
+    "edit": {**RECORDED["ImagesResponse"], "size": "16x16"},  # As any image; the shipped model edits none.
+    **{f"error {status}": _error_example(status) for status in ERRORS},
+}

@@ -35,7 +35,7 @@ ImageUid = Annotated[str, Path(description="an image", examples=[f"{UID}-0"])]
 def add_image_routes(app: FastAPI, images: ImageService, requests: RequestService) -> None:
     done = good("The images", *CALL_HEADERS)
     done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
-    edited = good("The images", *CALL_HEADERS)
+    edited = good("The images", *CALL_HEADERS, example="edit")
     accepted = {
         **good("Accepted; the images come later", asked={"Prefer": "respond-async"}),
         "model": RequestStatus,

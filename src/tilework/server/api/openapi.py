@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from tilework.server.api.examples import ERRORS, EXAMPLES
 from tilework.server.http.body_limits import FORM, TEXT_FORM
@@ -147,7 +149,8 @@ def install_openapi(app: FastAPI, *, has_keys: Callable[[], bool]) -> None:
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            routes = sorted(app.routes, key=_is_of_operations)  # They come last; the application begins with them.
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
             _drop_validation(schema)
             _fill_examples(schema)
             app.openapi_schema = schema
@@ -190,3 +193,7 @@ def _error(status: int) -> dict[str, Any]:
         "content": {"application/json": {"example": f"error {status}"}},
         "headers": header_docs(*_RETRY_HEADERS.get(status, ())),
     }
+
+
+def _is_of_operations(route: BaseRoute) -> bool:
+    return isinstance(route, APIRoute) and "operations" in route.tags
