@@ -14,7 +14,7 @@ HEAD = """\
 Written by `make site` from the fields of `ServerConfig`. [Operations](operations.md#settings) says where a server finds
 settings; `tilework serve --help` has the options that are no settings.
 
-| setting | default | values | |
+| setting | default | range | meaning |
 |---|---|---|---|"""
 _PAGE = re.compile(r"docs/(\w+\.md)")
 
