@@ -184,6 +184,16 @@ def test_it_waits_while_the_policy_has_works_for_all_devices_and_then_takes_the_
     assert replay(devices.lines)[1] is None
 
 
+def test_a_long_request_pauses_for_it_between_two_works() -> None:
+    devices = Devices(1)
+    devices.submit(request("long", steps=400))
+    devices.measure(0.5, asked())
+    devices.run()
+    begin_s, _ = devices.measured[1]
+    assert PATIENCE_S + 0.5 <= begin_s < PATIENCE_S + 1.5
+    assert devices.ends_s["long"] > begin_s + 5.0, "most of its steps are left"
+
+
 def test_a_request_that_comes_meanwhile_is_told_how_long_the_measurement_takes() -> None:
     alone, beside = Devices(1), Devices(1)
     beside.measure(0.0, asked(run_s=3.0))

@@ -144,7 +144,8 @@ class DeviceView(Protocol):
     Attributes:
         pool: number of its pool (`core.pools.Pools`): a group lies in one pool. Usually that is the pool of its node.
             An accelerator that is not connected with the others of its node is a pool of its own.
-        works: the running work first, then queued ones; empty when idle.
+        works: the running work first, then queued ones; empty when idle. A measurement is a work of `core.work.NO_JOB`;
+            it begins when it is alone there.
         free_ns: predicted end of these, and of the loads for which none of them waits; not before now.
         memory: its components and free bytes then. A start that needs other components loads them first.
         is_loading: True while it loads components for which none of its works waits. `memory` counts these as loaded

@@ -12,6 +12,9 @@ from tilework.core.graph.stage import Stage
 Group = tuple[int, ...]
 """Sorted ids of devices on one node; the rank of a member is its index."""
 
+NO_JOB = -1
+"""Id that stands for no job, in the works of measurements. Jobs are numbered from 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:

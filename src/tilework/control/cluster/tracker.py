@@ -25,11 +25,10 @@ from tilework.core.policy import Policy
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS, START_MARGINS
-from tilework.core.work import Group, Member, Start, Work
+from tilework.core.work import NO_JOB, Group, Member, Start, Work
 from tilework.cost.table_costs import TableCosts
 
 NO_COMPONENTS = Memory()
-NO_JOB = -1
 _NO_MEMBER = (Member(NO_JOB, 0, 0, 0),)
 _MEASURED = Stage("", "measure", StageSpec(name="measure"))
 

@@ -9,7 +9,7 @@ from math import inf
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.policy import CostModel, DeviceView, JobView
-from tilework.core.work import Group, Start
+from tilework.core.work import NO_JOB, Group, Start
 from tilework.cost.demand import fastest_degree, optimal_degree
 from tilework.policy.lookahead.batch import Batch
 from tilework.policy.lookahead.forecast import Claim, JobForecast
@@ -79,6 +79,8 @@ class Dispatch:
         group: Group | None = running[0].last_devices if running else self._allocator.take(1, ())
         if group is None:
             self._hold(1)
+            return
+        if self._is_to_be_measured(group):
             return
         step_ns = round(self._node.step_time(batch.stage, [member.job.request for member in batch.members]))
         most = self._most_steps(forecast, 1, step_ns, int(batch.ready_ns), min(then, 1))
@@ -159,8 +161,13 @@ class Dispatch:
         elif job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
             self.stops.append(job.job_id)
             self._hold(extra)
-        elif job.left.stage is not None:
+        elif job.left.stage is not None and not self._is_to_be_measured(group):
             self.starts += self._works(job, forecast, group, max(0, CHUNKS - num_chunks(job)), then)
+
+    def _is_to_be_measured(self, group: Group) -> bool:
+        """Return whether a measurement waits for the works of a device of the group."""
+        queues = [device.works for device in self._node.devices if device.device_id in group]
+        return any(works and NO_JOB in works[-1].job_ids for works in queues)
 
     def _hold(self, width: int) -> None:
         """Keep idle devices for a job that waits for others to become idle, too."""

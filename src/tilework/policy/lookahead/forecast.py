@@ -9,8 +9,6 @@ from math import inf
 
 from tilework.cost.demand import Speed
 
-NO_JOB = -1  # Numbers of jobs begin at 0.
-
 
 class Claim(IntEnum):
     """The class of a job's claim on devices, in order of service."""

@@ -10,10 +10,10 @@ from tilework.core.graph.stage import Stage
 from tilework.core.policy import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import START_MARGINS, Margins
-from tilework.core.work import Group, Work
+from tilework.core.work import NO_JOB, Group, Work
 from tilework.cost.demand import Speed
 from tilework.policy.lookahead.arrivals import DueArrivals, TightClasses
-from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
+from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.toolkit.order import drop_reason
 
 ONE_DEVICE = Speed(1, 0)
