@@ -154,15 +154,12 @@ def _each(words: str, option: str, levels: int, **other: int) -> tuple[Refused, 
 
 
 _ANYWHERE = (
-    _pair("--standby waits for the directory of another server", standby=1, durable=ABSENT),
-    *_each("with which pictures are not exact", "cache", 3, exact=1),
-    _pair("and --no-log exclude each other", log=1, no_log=1),
-    _pair("which has no interval", cache=1, cache_interval=1),
-    _pair("which has no threshold", cache=2, cache_threshold=1),
-    *(
-        _pair("and nothing says that there are nodes", **{option: 1}, nodes=ABSENT)
-        for option in ("least_nodes", "state_copies")
-    ),
+    _pair("it waits for the directory of another server", standby=1, durable=ABSENT),
+    *_each("images with it are not exact", "cache", 3, exact=1),
+    _pair("--no-log wants no event log", log=1, no_log=1),
+    _pair("it has no interval", cache=1, cache_interval=1),
+    _pair("it has no threshold", cache=2, cache_threshold=1),
+    *(_pair("the server has no nodes", **{option: 1}, nodes=ABSENT) for option in ("least_nodes", "state_copies")),
     _pair("give 1 to 1, the number of nodes", state_copies=1, nodes=1),
 )
 _MEANS_NOTHING = tuple(
@@ -186,7 +183,7 @@ _COST_OF_MODELS: dict[str, Values] = {"cost": (("--cost", "{files}/models.json")
 _WITH_WEIGHTS = {"weights_memory": 1}
 _REFUSED_OF_MODELS = (
     _pair("--cost says what steps cost", recalibrate=1),
-    *(one for models in (1, 2) for one in _each("models are given twice", "models_file", 2, models=models)),
+    *(one for models in (1, 2) for one in _each("and MODEL names others", "models_file", 2, models=models)),
     *_each("has devices of its own", "policy", 2, models_file=2),
     _pair("the memory of the devices is not known", offload=1, weights_memory=ABSENT),
     _pair("leave out --weights-memory", offload=2, weights_memory=1),
