@@ -66,14 +66,15 @@ class Subject:
     def replayed(self, lines: Iterable[str]) -> Iterator[str]:
         """What a fresh controller does with the events of a log, line by line as it would write it.
 
-        A scenario's log goes on after a restart of the server, so another fresh one takes over there. Whatever the
-        log's reader or the controller raises passes through.
+        A scenario's log goes on after a restart of the server, so another fresh one takes over there, with the costs
+        of the models that were added. Whatever the log's reader or the controller raises passes through.
         """
         header, entries = self._python("read_log")(lines)
-        entry_line, server = self._python("entry_line"), _Server()
+        entry_line = self._python("entry_line")
+        server = _Server(self._python("Controller")(header.config, header.table))
         for entry in entries:
-            if server.controller is None or server.is_followed_by_another(entry):
-                server = _Server(self._python("Controller")(header.config, header.table))
+            if server.is_followed_by_another(entry):
+                server = _Server(self._python("Controller")(header.config, server.controller.costs.table))
             server.has_accepted |= bool(_accepted(entry))
             yield entry_line(entry.event, server.controller.handle(entry.event, entry.now_ns), entry.now_ns)
 
@@ -136,7 +137,7 @@ class Subject:
 class _Server:
     """The controller of a server in a log."""
 
-    controller: Any = None
+    controller: Any
     has_accepted: bool = False
 
     def is_followed_by_another(self, entry: Any) -> bool:
