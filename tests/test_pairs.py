@@ -102,6 +102,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_sentence_names_the_files_of_the_bench_as_the_arguments_do(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import sys; sys.exit(f'error: {sys.argv[1:3]} exclude each other')")
+    command = (sys.executable, str(tmp_path / "server.py"))
+    found = start(("{files}/a.toml", "{own}/b"), tmp_path / "files", tmp_path, command=command).sentence
+    assert found == "error: ['{files}/a.toml', '{own}/b'] exclude each other"
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [one for one in STARTS if one.startswith(SIMULATED.name)])
 def test_a_server_with_any_two_options_serves_everything_or_says_why_not(files: Path, name: str) -> None:

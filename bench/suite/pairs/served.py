@@ -101,7 +101,9 @@ def _cause(lines: Sequence[str]) -> str:
 
 class _Started:
     def __init__(self, command: list[str], own: Path, files: Path, profiles: Path, token: str) -> None:
-        self._command, self._own = command, own
+        self._command = command
+        self._own = own
+        self._files = files
         for name in ("home", "tmp", "here"):
             (own / name).mkdir()
         python_path = [str(files), str(_EXAMPLES), os.environ.get("PYTHONPATH", "")]
@@ -151,7 +153,9 @@ class _Started:
             if code != _REFUSED or "Traceback" in sentence or "this is a bug" in sentence:
                 self._faults.append(f"it ended with exit code {code}: {sentence[-600:]}")
             self._look_after(process.pid, [])
-            sentence = sentence.replace("\n", " ").replace(str(self._own), "{own}")
+            for path, name in ((self._own, "{own}"), (self._files, "{files}")):
+                sentence = sentence.replace(str(path), name)
+            sentence = sentence.replace("\n", " ")
             return Outcome(sentence=sentence, faults=tuple(self._faults))
         url = json.loads(line)["url"]
         got, faults = answers(url, self._command)
